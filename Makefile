@@ -1,0 +1,43 @@
+# `make demo` and `make test` set everything up by themselves; nothing else is needed first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE := $(wildcard src/thinwire/kernels/native/*.c src/thinwire/kernels/native/*.h)
+
+.PHONY: help setup demo test lint format bench-kernels bench-step clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(STAMP)  ## create .venv and install thinwire into it (a no-op the second time)
+
+$(STAMP): pyproject.toml constraints.txt setup.py $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: setup  ## train a GPT on a shaped 200 Mbit/s network: floor, dense DDP, thinwire
+	$(BIN)/thinwire demo
+
+test: setup  ## run all tests (under 10 minutes on two cores)
+	$(BIN)/python -m pytest
+
+lint: setup  ## ruff and strict mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-kernels: setup  ## kernels against copy_ and against plain torch
+	$(BIN)/thinwire bench kernels
+
+bench-step: setup  ## step time of compressors on the lab network
+	$(BIN)/thinwire bench step
+
+clean:  ## remove the virtual environment and build products
+	rm -rf $(VENV) build dist src/*.egg-info

@@ -1,0 +1,1 @@
+"""Train over slow networks."""
