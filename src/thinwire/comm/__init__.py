@@ -1,0 +1,23 @@
+"""Who answers an exchange: real process groups, a simulator, wrappers around either, and the scheduler."""
+
+from thinwire.comm.framing import Framed
+from thinwire.comm.scheduler import Scheduler, Ticket
+from thinwire.comm.simulate import simulate
+from thinwire.comm.torch_dist import TorchDistTransport
+from thinwire.comm.transport import Pending, Tag, Transport
+from thinwire.comm.wrappers import Counting, Delayed, Faulty, Throttled
+
+__all__ = [
+    "Counting",
+    "Delayed",
+    "Faulty",
+    "Framed",
+    "Pending",
+    "Scheduler",
+    "Tag",
+    "Throttled",
+    "Ticket",
+    "TorchDistTransport",
+    "Transport",
+    "simulate",
+]

@@ -1,0 +1,107 @@
+"""Several exchanges as one: the requests of each round become one message per kind.
+
+A fusion group runs its units' exchanges side by side. What they ask for in the same round is merged: all reductions of the
+same operator and dtype, all gathers, all scatters. So a group costs one message per kind and round, however many units it
+has, and units that need fewer rounds simply drop out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Exchange, Exchanged, Reply, Request
+
+Merged = Generator[tuple[Request, ...], Any, list[Exchanged]]
+
+
+def merge(exchanges: Sequence[Exchange]) -> Merged:
+    """Run ``exchanges`` side by side; yields one tuple of merged requests per round, returns their results in order."""
+    results: list[Exchanged | None] = [None] * len(exchanges)
+    replies: dict[int, Any] = dict.fromkeys(range(len(exchanges)))
+    while replies:
+        asked: dict[int, Request | tuple[Request, ...]] = {}
+        for index, reply in replies.items():
+            try:
+                asked[index] = exchanges[index].send(reply)
+            except StopIteration as stop:
+                results[index] = stop.value
+        if not asked:
+            break
+        replies = yield from _ask(asked)
+    assert all(result is not None for result in results)
+    return results  # type: ignore[return-value]
+
+
+def _ask(asked: dict[int, Request | tuple[Request, ...]]) -> Generator[tuple[Request, ...], Any, dict[int, Any]]:
+    """One round: merge by kind, ask, and hand every exchange its own part of the replies."""
+    requests = [(index, r) for index, one in asked.items() for r in (one if isinstance(one, tuple) else (one,))]
+    kinds: dict[object, list[int]] = {}
+    for position, (_, request) in enumerate(requests):
+        kinds.setdefault(_kind(request, position), []).append(position)
+    batches = [[requests[position][1] for position in members] for members in kinds.values()]
+    merged_replies = yield tuple(_join(batch) for batch in batches)
+    parts: dict[int, Reply] = {}
+    for members, batch, reply in zip(kinds.values(), batches, merged_replies, strict=True):
+        parts.update(zip(members, _part(batch, reply), strict=True))
+    return _by_exchange(asked, requests, parts)
+
+
+def _by_exchange(
+    asked: dict[int, Request | tuple[Request, ...]], requests: list[tuple[int, Request]], parts: dict[int, Reply]
+) -> dict[int, Any]:
+    replies: dict[int, list[Reply]] = {index: [] for index in asked}
+    for position, (index, _) in enumerate(requests):
+        replies[index].append(parts[position])
+    return {index: tuple(got) if isinstance(asked[index], tuple) else got[0] for index, got in replies.items()}
+
+
+def _kind(request: Request, position: int) -> object:
+    """Requests of equal kind travel together. What cannot be merged is its own kind."""
+    match request:
+        case AllReduce():
+            return ("all_reduce", request.op, request.tensor.dtype)
+        case AllGather(varying=False):
+            return "all_gather"
+        case AllToAll():
+            return "all_to_all"
+        case _:
+            return position
+
+
+def _join(batch: Sequence[Request]) -> Request:
+    first = batch[0]
+    if len(batch) == 1:
+        return first
+    match first:
+        case AllReduce():
+            return AllReduce(torch.cat([r.tensor.reshape(-1) for r in batch]), first.op)  # type: ignore[union-attr]
+        case AllGather():
+            return AllGather(torch.cat([_aligned(r.message) for r in batch]))  # type: ignore[union-attr]
+        case AllToAll():
+            return AllToAll(torch.cat([_aligned(r.messages) for r in batch], dim=1))  # type: ignore[union-attr]
+        case Broadcast():
+            raise AssertionError("broadcasts are never merged")
+
+
+def _part(batch: Sequence[Request], reply: Any) -> list[Reply]:
+    """Cut the reply to a merged request into the replies to its members."""
+    first = batch[0]
+    if len(batch) == 1:
+        return [reply]
+    if isinstance(first, AllReduce):
+        tensors = [r.tensor for r in batch]  # type: ignore[union-attr]
+        pieces = reply.split([t.numel() for t in tensors])
+        return [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
+    lengths = [r.message.numel() if isinstance(r, AllGather) else r.messages.shape[1] for r in batch]  # type: ignore[union-attr]
+    padded = [-(-length // 8) * 8 for length in lengths]
+    rows = [row.split(padded) for row in reply]
+    return [[row[member][:length] for row in rows] for member, length in enumerate(lengths)]
+
+
+def _aligned(message: Tensor) -> Tensor:
+    """Padded to 8 bytes, so that the next part can be viewed as any dtype."""
+    return torch.nn.functional.pad(message, (0, -message.shape[-1] % 8))

@@ -1,0 +1,106 @@
+"""A process group of torch.distributed as transport: gloo on CPU, NCCL on GPUs.
+
+Only collectives that both backends have, on dtypes that both have, are used; everything else is bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.comm.transport import Later, Pending, Tag
+from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request, TransportError
+
+_OPS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class TorchDistTransport:
+    """Answers requests over ``group`` (default: the whole world).
+
+    Use a group of its own, not one that other code talks on: the order of messages on it belongs to thinwire.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group if group is not None else dist.group.WORLD
+        self.rank = dist.get_rank(self.group)
+        self.world_size = dist.get_world_size(self.group)
+
+    def start(self, request: Request, tag: Tag) -> Pending:
+        try:
+            return _named(self._start(request), request, tag)
+        except RuntimeError as error:
+            raise _failure(error, request, tag) from error
+
+    def _start(self, request: Request) -> Later:
+        match request:
+            case AllReduce():
+                return self._all_reduce(request)
+            case AllGather(varying=True):
+                return self._all_gather_varying(request.message)
+            case AllGather():
+                return self._all_gather(request.message)
+            case AllToAll():
+                reply = torch.empty_like(request.messages)
+                work = dist.all_to_all_single(reply, request.messages, group=self.group, async_op=True)
+                return Later(lambda: _after(work, reply))
+            case Broadcast():
+                source = dist.get_global_rank(self.group, request.source) if self.group else request.source
+                work = dist.broadcast(request.tensor, source, group=self.group, async_op=True)
+                return Later(lambda: _after(work, request.tensor))
+
+    def _all_reduce(self, request: AllReduce) -> Later:
+        work = dist.all_reduce(request.tensor, _OPS[request.op], group=self.group, async_op=True)
+
+        def finish() -> Reply:
+            _after(work, request.tensor)
+            return request.tensor.div_(self.world_size) if request.op == "mean" else request.tensor
+
+        return Later(finish)
+
+    def _all_gather(self, message: Tensor) -> Later:
+        out = message.new_empty((self.world_size, message.numel()))
+        work = dist.all_gather_into_tensor(out.view(-1), message.contiguous(), group=self.group, async_op=True)
+        return Later(lambda: list(_after(work, out)))
+
+    def _all_gather_varying(self, message: Tensor) -> Later:
+        """First the lengths, then messages padded to the longest; nothing is split evenly by assumption."""
+        length = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)
+        lengths = self._all_gather(length)
+
+        def finish() -> Reply:
+            sizes = [int(one) for one in lengths.wait()]
+            # Rounded up so that every rank's message starts aligned in the common buffer.
+            longest = -(-max(sizes) // 8) * 8
+            padded = torch.nn.functional.pad(message, (0, longest - message.numel()))
+            rows = self._all_gather(padded).wait()
+            return [row[:size] for row, size in zip(rows, sizes, strict=True)]
+
+        return Later(finish)
+
+
+def _after(work: Any, result: Tensor) -> Tensor:
+    work.wait()
+    return result
+
+
+def _named(pending: Later, request: Request, tag: Tag) -> Later:
+    """Errors out of a wait say which message it was."""
+
+    def finish() -> Reply:
+        try:
+            return pending.wait()
+        except RuntimeError as error:
+            raise _failure(error, request, tag) from error
+
+    return Later(finish)
+
+
+def _failure(error: RuntimeError, request: Request, tag: Tag) -> TransportError:
+    kind = type(request).__name__
+    return TransportError(
+        f"{kind} failed in {tag}: {error}. Another rank has died, stalled or left the job; look at its log, "
+        "then restart from the last checkpoint."
+    )

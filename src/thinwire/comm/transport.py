@@ -1,0 +1,48 @@
+"""The interface between an exchange and the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from thinwire.core import Reply, Request
+
+
+class Tag(NamedTuple):
+    """Which message this is. All ranks must give the same tag to the same message."""
+
+    step: int = 0
+    group: int = 0
+    round: int = 0
+
+    def __str__(self) -> str:
+        return f"step {self.step}, group {self.group}, round {self.round}"
+
+
+class Pending(Protocol):
+    """A request under way."""
+
+    def wait(self) -> Reply: ...
+
+
+class Transport(Protocol):
+    """Answers requests. ``start`` and ``wait`` must be called in the same order on all ranks."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def start(self, request: Request, tag: Tag) -> Pending: ...
+
+
+@dataclass
+class Later:
+    """A pending reply that is computed by the first ``wait``."""
+
+    finish: Callable[[], Reply]
+
+    def wait(self) -> Reply:
+        return self.finish()

@@ -1,0 +1,97 @@
+"""Transports around a transport: count, throttle, delay, break."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import torch
+
+from thinwire.comm.transport import Later, Pending, Tag, Transport
+from thinwire.core import AllGather, Reply, Request, TransportError
+
+
+class _Around:
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.rank, self.world_size = inner.rank, inner.world_size
+
+
+class Counting(_Around):
+    """Counts what this rank sends, by kind of request."""
+
+    def __init__(self, inner: Transport) -> None:
+        super().__init__(inner)
+        self.sent_bytes = 0
+        self.messages: Counter[str] = Counter()
+
+    def start(self, request: Request, tag: Tag) -> Pending:
+        self.sent_bytes += request.sent_bytes(self.world_size)
+        self.messages[type(request).__name__] += 1
+        return self.inner.start(request, tag)
+
+
+class Throttled(_Around):
+    """Emulates a link: messages leave one after the other at ``bits_per_s`` and arrive ``latency_s`` later.
+
+    An emulation: it delays what goes through this transport and knows nothing of packets, of the receiving side or of
+    other traffic. For real shaped links use the lab.
+    """
+
+    def __init__(self, inner: Transport, bits_per_s: float, latency_s: float = 0.0) -> None:
+        super().__init__(inner)
+        self.bits_per_s, self.latency_s = bits_per_s, latency_s
+        self._free_at_s = 0.0
+
+    def start(self, request: Request, tag: Tag) -> Pending:
+        duration_s = 8 * request.sent_bytes(self.world_size) / self.bits_per_s
+        self._free_at_s = max(self._free_at_s, time.monotonic()) + duration_s
+        arrival_s = self._free_at_s + self.latency_s
+        pending = self.inner.start(request, tag)
+
+        def finish() -> Reply:
+            reply = pending.wait()
+            time.sleep(max(0.0, arrival_s - time.monotonic()))
+            return reply
+
+        return Later(finish)
+
+
+class Delayed(_Around):
+    """Completes messages late, by ``delay_s(tag)`` seconds: for tests of order and of late completion."""
+
+    def __init__(self, inner: Transport, delay_s: Callable[[Tag], float]) -> None:
+        super().__init__(inner)
+        self.delay_s = delay_s
+
+    def start(self, request: Request, tag: Tag) -> Pending:
+        pending = self.inner.start(request, tag)
+
+        def finish() -> Reply:
+            time.sleep(self.delay_s(tag))
+            return pending.wait()
+
+        return Later(finish)
+
+
+class Faulty(_Around):
+    """Breaks chosen messages: for tests.
+
+    Args:
+        fail_at: steps at which this rank's request fails with a TransportError.
+        corrupt_at: steps at which one bit of this rank's gathered message is flipped.
+    """
+
+    def __init__(self, inner: Transport, *, fail_at: Iterable[int] = (), corrupt_at: Iterable[int] = ()) -> None:
+        super().__init__(inner)
+        self.fail_at, self.corrupt_at = frozenset(fail_at), frozenset(corrupt_at)
+
+    def start(self, request: Request, tag: Tag) -> Pending:
+        if tag.step in self.fail_at:
+            raise TransportError(f"injected fault on rank {self.rank} in {tag}")
+        if tag.step in self.corrupt_at and isinstance(request, AllGather):
+            broken = request.message.clone()
+            broken[-1] ^= torch.tensor(1, dtype=torch.uint8)
+            request = AllGather(broken, varying=request.varying)
+        return self.inner.start(request, tag)

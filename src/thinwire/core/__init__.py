@@ -1,0 +1,56 @@
+"""Pure torch: what a compressor is, what it may ask for, and how its messages look. Never torch.distributed."""
+
+from thinwire.core.compressor import (
+    ELEMENTWISE,
+    Codec,
+    Compressor,
+    Exchange,
+    Exchanged,
+    Layout,
+    State,
+    Step,
+    Wrapper,
+)
+from thinwire.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DesyncError,
+    PayloadError,
+    ThinwireError,
+    TransportError,
+)
+from thinwire.core.payload import Payload
+from thinwire.core.registry import Listing, available, make, register
+from thinwire.core.request import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request
+from thinwire.core.spec import TensorSpec, UnitSpec
+
+__all__ = [
+    "ELEMENTWISE",
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Broadcast",
+    "CheckpointError",
+    "Codec",
+    "Compressor",
+    "ConfigError",
+    "DesyncError",
+    "Exchange",
+    "Exchanged",
+    "Layout",
+    "Listing",
+    "Payload",
+    "PayloadError",
+    "Reply",
+    "Request",
+    "State",
+    "Step",
+    "TensorSpec",
+    "ThinwireError",
+    "TransportError",
+    "UnitSpec",
+    "Wrapper",
+    "available",
+    "make",
+    "register",
+]

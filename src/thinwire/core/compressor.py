@@ -1,0 +1,206 @@
+"""Compressors: frozen configurations whose ``exchange`` is a coroutine over collectives.
+
+Two laws hold for every compressor unless its class says otherwise:
+
+* *agreement*: ``mean`` is bit-identical on all ranks;
+* *conservation*: the mean over ranks of ``x - residual`` equals ``mean``; what is not applied is in a residual.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.core.payload import Payload
+from thinwire.core.request import AllGather, AllReduce, Request
+from thinwire.core.spec import TensorSpec, UnitSpec
+
+State = dict[str, Tensor]
+Maturity = Literal["stable", "experimental"]
+_ALWAYS_SHOWN = ("density", "rank", "bits")  # what people compare settings by, so it is printed even at its default
+
+
+class Exchanged(NamedTuple):
+    """What an exchange returns.
+
+    ``residual`` is x minus what the other ranks decoded from this one; None means that nothing was lost.
+    """
+
+    mean: Tensor
+    residual: Tensor | None
+    state: State
+
+
+Exchange = Generator[Request | tuple[Request, ...], Any, Exchanged]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one state tensor is cut along the tensors of a unit, so that it can be stored under parameter names.
+
+    ``numel(tensor)`` elements belong to each tensor, one after the other. ``replicated`` state is the same on all ranks.
+    """
+
+    numel: Callable[[TensorSpec], int]
+    replicated: bool = False
+
+
+ELEMENTWISE = Layout(lambda tensor: tensor.numel)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an exchange may know about its surroundings."""
+
+    index: int
+    unit: UnitSpec
+    rank: int = 0
+    world_size: int = 1
+    seed: int = 0
+
+    def generator(self, purpose: str = "", *, per_rank: bool = False) -> torch.Generator:
+        """Random numbers that depend on seed, step, unit and purpose only (and on the rank if ``per_rank``).
+
+        The global generator is never touched: the user's own randomness stays reproducible.
+        """
+        who = self.rank if per_rank else "all"
+        text = f"{self.seed}/{self.index}/{self.unit.name}/{purpose}/{who}"
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=False) >> 1)
+
+
+class Compressor(ABC):
+    """Decides what a unit sends. Subclasses are frozen, keyword-only dataclasses: configuration, no state.
+
+    Class attributes:
+        name: the word in specs such as ``"topk(density=0.01)"``; set by ``@register``.
+        maturity: ``stable`` once its effect was shown here on real tasks, otherwise ``experimental``.
+        feedback: wrap in error feedback unless told otherwise.
+    """
+
+    name: ClassVar[str]
+    maturity: ClassVar[Maturity] = "experimental"
+    feedback: ClassVar[bool] = False
+
+    @property
+    def exact_bytes(self) -> bool:
+        """``wire_bytes`` is exact; otherwise the size depends on the data and it is an estimate."""
+        return True
+
+    def init(self, unit: UnitSpec) -> State:
+        """The state before the first step. Must be the concatenation of what the unit's tensors give one by one."""
+        return {}
+
+    def layout(self) -> Mapping[str, Layout]:
+        """For each key of the state, how it divides among the unit's tensors."""
+        return {}
+
+    @abstractmethod
+    def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
+        """Average ``x`` (flat fp32, owned by the exchange: it may be overwritten) over the ranks."""
+
+    @abstractmethod
+    def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
+        """Bytes that one rank sends in one step, without sending them."""
+
+    def route(self, tensor: TensorSpec) -> Compressor:
+        """Which compressor this tensor gets. Routers override it; everybody else takes what comes."""
+        return self
+
+    @classmethod
+    def examples(cls) -> Sequence[Compressor]:
+        """Configurations for tests, tables and benchmarks."""
+        return [cls()]
+
+    def __str__(self) -> str:
+        return self._text(skip=())
+
+    def _text(self, skip: Sequence[str]) -> str:
+        shown = (f for f in fields(self) if f.name not in skip)  # type: ignore[arg-type]
+        values = ((f.name, getattr(self, f.name), f.default) for f in shown)
+        given = [(name, value) for name, value, default in values if name in _ALWAYS_SHOWN or value != default]
+        arguments = ", ".join(f"{name}={value!r}" for name, value in given)
+        return f"{self.name}({arguments})" if arguments else self.name
+
+
+class Codec(Compressor):
+    """The common case of one round: say how to encode and decode, and the exchange is provided.
+
+    ``summable`` payloads have the same shape on all ranks and decode linearly: they are averaged on the wire.
+    Others are gathered, decoded one by one and averaged.
+    """
+
+    summable: ClassVar[bool] = False
+    varying: ClassVar[bool] = False
+
+    @abstractmethod
+    def encode(self, x: Tensor, step: Step) -> Payload: ...
+
+    @abstractmethod
+    def decode(self, payload: Payload, unit: UnitSpec) -> Tensor: ...
+
+    @abstractmethod
+    def payload_bytes(self, unit: UnitSpec) -> int:
+        """Size of what ``encode`` gives for this unit (with ``Payload.size``, for gathered payloads)."""
+
+    def split(self, x: Tensor, step: Step) -> tuple[Payload, Tensor]:
+        """The payload and what it leaves behind. Override where a kernel gives both in one pass."""
+        payload = self.encode(x, step)
+        return payload, x - self.decode(payload, step.unit)
+
+    def combine(self, payloads: Sequence[Payload], step: Step) -> Tensor:
+        """The mean of the decoded payloads, summed in rank order so that all ranks round alike."""
+        total = self.decode(payloads[0], step.unit)
+        for payload in payloads[1:]:
+            total = total + self.decode(payload, step.unit)
+        return total / len(payloads)
+
+    def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
+        payload, residual = self.split(x, step)
+        if self.summable:
+            reduced = yield tuple(AllReduce(tensor) for tensor in payload.values())
+            mean = self.decode(Payload(zip(payload, reduced, strict=True)), step.unit)
+        else:
+            gathered = yield AllGather(payload.to_bytes(), varying=self.varying)
+            mean = self.combine([Payload.from_bytes(message) for message in gathered], step)
+        return Exchanged(mean, residual, state)
+
+    def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
+        nbytes = self.payload_bytes(unit)
+        return 2 * (world_size - 1) * nbytes // world_size if self.summable else (world_size - 1) * nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapper(Compressor):
+    """A compressor around another one, written before it in a spec: ``"momentum(mu=0.9) | topk(density=0.01)"``."""
+
+    inner: Compressor
+
+    def init(self, unit: UnitSpec) -> State:
+        return self.inner.init(unit)
+
+    def layout(self) -> Mapping[str, Layout]:
+        return self.inner.layout()
+
+    def inner_state(self, state: State) -> State:
+        return {key: state[key] for key in self.inner.layout()}
+
+    def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
+        return self.inner.wire_bytes(unit, world_size)
+
+    def route(self, tensor: TensorSpec) -> Compressor:
+        routed = self.inner.route(tensor)
+        return self if routed is self.inner else replace(self, inner=routed)
+
+    @property
+    def exact_bytes(self) -> bool:
+        return self.inner.exact_bytes
+
+    def __str__(self) -> str:
+        return f"{self._text(skip=('inner',))} | {self.inner}"

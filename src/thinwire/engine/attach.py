@@ -1,0 +1,229 @@
+"""``attach``: one line that puts thinwire between a model and its gradients."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.comm import Tag, TorchDistTransport, Transport
+from thinwire.core import AllGather, CheckpointError, Compressor, ConfigError, DesyncError, TensorSpec
+from thinwire.engine.ddp import DDPEngine
+from thinwire.engine.groups import Group, fingerprint, make_group, prepare
+from thinwire.engine.plain import PlainEngine
+from thinwire.engine.session import GradScaler, Session
+from thinwire.engine.stats import WireStats
+from thinwire.fusion import parse_fusion
+
+log = logging.getLogger(__name__)
+STATE_VERSION = 1
+
+
+def attach(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    compress: str | Compressor = "auto",
+    fuse: str = "auto",
+    sync: str = "every_step",
+    plan: None = None,
+    scaler: GradScaler | None = None,
+    broadcast_buffers: bool = True,
+    transport: Transport | None = None,
+    seed: int = 0,
+    timeout_s: float = 60.0,
+) -> Attached:
+    """Average the gradients of ``module`` over all ranks, compressed, while backward runs.
+
+    Works on a plain module (do not wrap it in DDP then) and on a ``DistributedDataParallel`` module. The process group must
+    be initialised. All ranks call it at the same point with the same arguments.
+
+    Args:
+        optimizer: the optimizer of these parameters. With it, a step in which any rank has a NaN or Inf gradient is
+            skipped on all ranks; without it such a step leaves NaN gradients, as plain DDP does.
+        compress: what each gradient sends, for example ``"topk(density=0.01) | fp16"``; see ``thinwire.available()``.
+        fuse: which gradients travel together: ``"auto"``, ``"none"`` or a size such as ``"2MiB"``.
+        sync: when workers synchronise; ``"every_step"`` is the only policy so far.
+        plan: reserved for the planner.
+        scaler: the ``torch.amp.GradScaler`` in use, so that residuals survive changes of its scale.
+        broadcast_buffers: plain modules only: share rank 0's buffers before each training forward, as DDP does.
+        transport: who carries the messages; default: a process group of its own over all ranks.
+        seed: seed of random choices such as random-k.
+        timeout_s: how long a rank may lag behind before the others give up.
+
+    Raises:
+        ConfigError: something does not exist or does not fit; the message says what to do.
+        DesyncError: the ranks have attached different models or settings.
+    """
+    if sync != "every_step":
+        raise ConfigError(f"sync is {sync!r}; the only policy so far is 'every_step'")
+    if plan is not None:
+        raise ConfigError("plan is reserved for the planner; leave it out and choose with compress= and fuse=")
+    compressor, cut = prepare(compress), parse_fusion(fuse)
+    parameters = _trainable(module)
+    tensors = [TensorSpec(name, tuple(p.shape), p.dtype, p.device) for name, p in parameters.items()]
+    if transport is None:
+        transport = _own_transport(module, timeout_s)
+    config = fingerprint(tensors, compressor, fuse)
+    _check_same_everywhere(transport, config, tensors[0].device)
+    session = Session(transport, tensors, compressor, config=config, seed=seed, scaler=scaler)
+
+    def groups_of(members: list[TensorSpec]) -> list[Group]:
+        return [make_group(group, compressor) for group in cut(members)]
+
+    engine: DDPEngine | PlainEngine
+    if isinstance(module, DistributedDataParallel):
+        engine = DDPEngine(module, parameters, groups_of, session)
+    else:
+        # Gradients become ready roughly in reverse order of registration.
+        groups = groups_of(tensors[::-1])
+        engine = PlainEngine(module, parameters, groups, session, broadcast_buffers=broadcast_buffers)
+    return Attached(engine, session, compressor, tensors, optimizer)
+
+
+class Attached:
+    """An attached wire. Use it as a context manager, or call ``detach()`` when done."""
+
+    def __init__(
+        self,
+        engine: DDPEngine | PlainEngine,
+        session: Session,
+        compressor: Compressor,
+        tensors: list[TensorSpec],
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self._engine, self._session = engine, session
+        self._compressor, self._tensors = compressor, tensors
+        self._attached = True
+        self._handle = optimizer.register_step_pre_hook(self._drop_bad_gradients) if optimizer is not None else None
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside only accumulate gradients; the next one outside averages their sum."""
+        return self._engine.no_sync()
+
+    def stats(self) -> WireStats:
+        """Totals since ``attach``: steps, bytes, seconds."""
+        return self._session.stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals and other compressor state, by parameter name. Save one per rank.
+
+        Holds only tensors, numbers and strings.
+        """
+        transport = self._session.scheduler.transport
+        return {
+            "version": STATE_VERSION,
+            "rank": transport.rank,
+            "world_size": transport.world_size,
+            "compress": str(self._compressor),
+            "step": self._session.step,
+            "seed": self._session.seed,
+            "skipped_steps": self._session.skipped_steps,
+            "tensors": self._session.states.by_name(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where ``state`` was taken.
+
+        Raises:
+            CheckpointError: it was taken of another model, compressor, rank or world size. Nothing is changed then.
+        """
+        transport = self._session.scheduler.transport
+        expected = {
+            "version": STATE_VERSION,
+            "rank": transport.rank,
+            "world_size": transport.world_size,
+            "compress": str(self._compressor),
+        }
+        for key, value in expected.items():
+            if state.get(key) != value:
+                raise CheckpointError(
+                    f"the checkpoint's {key} is {state.get(key)!r}, expected {value!r}; load the state that this rank "
+                    "saved under the same settings, or start without one (residuals then begin at zero)"
+                )
+        self._session.states.load(state["tensors"])
+        self._session.step, self._session.seed = state["step"], state["seed"]
+        self._session.skipped_steps = state["skipped_steps"]
+
+    def explain(self) -> str:
+        """What is sent how, in a few lines."""
+        world_size = self._session.scheduler.transport.world_size
+        group = make_group(self._tensors, self._compressor)
+        lines = [f"thinwire on {world_size} ranks: {self._compressor}"]
+        for unit in group.units:
+            sent = unit.compressor.wire_bytes(unit.spec, world_size)
+            dense = 2 * (world_size - 1) * unit.spec.dense_bytes // world_size
+            factor = f", {dense / sent:.1f} times less than fp32" if 0 < sent < dense else ""
+            lines.append(
+                f"  {unit.compressor}: {len(unit.spec.tensors)} tensors, {unit.spec.numel:,} values, "
+                f"{sent / 1e6:.2f} MB per rank and step{factor}"
+            )
+        return "\n".join(lines)
+
+    def detach(self) -> None:
+        """Remove all hooks and stop the communication thread; the model is as it was before ``attach``."""
+        if self._attached:
+            self._attached = False
+            self._engine.detach()
+            if self._handle is not None:
+                self._handle.remove()
+            self._session.scheduler.close()
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    def _drop_bad_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Optimizers pass over parameters without gradient, so weights and moments stay as they were."""
+        if self._session.last_skipped:
+            log.warning("step %d skipped on all ranks: a gradient was NaN or Inf on some rank", self._session.step - 1)
+            optimizer.zero_grad(set_to_none=True)
+
+
+def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters by clean name: wrappers such as DDP and torch.compile add prefixes that a checkpoint must not have."""
+    parameters = {_clean(name): p for name, p in module.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ConfigError(f"{type(module).__name__} has no parameter that requires gradients; nothing to attach to")
+    for name, parameter in parameters.items():
+        if not parameter.is_floating_point():
+            raise ConfigError(f"{name} is {parameter.dtype}; only real floating-point parameters can be averaged")
+    return parameters
+
+
+def _clean(name: str) -> str:
+    parts = [part for part in name.split(".") if part != "_orig_mod"]
+    return ".".join(parts).removeprefix("module.")
+
+
+def _own_transport(module: nn.Module, timeout_s: float) -> Transport:
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            "torch.distributed is not initialised; call torch.distributed.init_process_group('gloo') (or 'nccl') first "
+            "and start the script with torchrun, on one machine for example 'torchrun --nproc-per-node 2 train.py'"
+        )
+    ranks = dist.get_process_group_ranks(module.process_group) if isinstance(module, DistributedDataParallel) else None
+    group = dist.new_group(ranks, timeout=datetime.timedelta(seconds=timeout_s))
+    assert isinstance(group, dist.ProcessGroup)
+    return TorchDistTransport(group)
+
+
+def _check_same_everywhere(transport: Transport, config: int, device: torch.device) -> None:
+    """A different model or setting on one rank is found here, by name of the rank, not as a hang in the first step."""
+    mine = torch.tensor(list(config.to_bytes(8, "little")), dtype=torch.uint8, device=device)
+    gathered = transport.start(AllGather(mine), Tag()).wait()
+    words = [int.from_bytes(bytes(one.tolist()), "little") for one in gathered]
+    for rank, word in enumerate(words):
+        if word != words[0]:
+            raise DesyncError("model or setting", rank=rank, got=f"{word:016x}", expected=f"{words[0]:016x} (rank 0)")

@@ -1,0 +1,175 @@
+"""One attached model's communication: exchanges of groups, the agreement that ends a step, and the state in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport
+from thinwire.comm.merge import Merged, merge
+from thinwire.core import AllGather, Compressor, Exchanged, Request, State, Step, TensorSpec
+from thinwire.engine.groups import Group, Unit
+from thinwire.engine.states import StateStore
+from thinwire.engine.stats import WireStats
+
+# Group numbers of messages that belong to no fusion group.
+AGREEMENT_GROUP = 0xFFFF_FFFF
+SETUP_GROUP = 0xFFFF_FFFE
+
+WriteMean = Callable[[TensorSpec, Tensor], None]
+
+
+class GradScaler(Protocol):
+    """What is needed of ``torch.amp.GradScaler``."""
+
+    def get_scale(self) -> float: ...
+
+
+class Session:
+    """Exchanges the gradients of one model, step by step.
+
+    A step either counts on all ranks or on none: states are replaced only after all ranks have agreed, at its end, that
+    every gradient was finite. Otherwise residuals and all other state stay as they were.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        tensors: Sequence[TensorSpec],
+        compressor: Compressor,
+        *,
+        config: int,
+        seed: int,
+        scaler: GradScaler | None,
+    ) -> None:
+        self._counting = Counting(transport)
+        device = tensors[0].device
+        self.scheduler = Scheduler(Framed(self._counting, config), device)
+        self.states = StateStore(tensors, compressor)
+        self.step = 0
+        self.skipped_steps = 0
+        self.seed = seed
+        self._device, self._scaler = device, scaler
+        self._rank, self._world_size = transport.rank, transport.world_size
+        self._new_states: dict[Unit, State] = {}
+        self._finite = True
+        self._groups = 0
+        self._wait_s = 0.0
+        self._dense_bytes = 0
+        self._steps_here = 0
+        self.last_skipped = False
+
+    def submit(self, group: Group, gradients: dict[str, Tensor], write: WriteMean) -> Ticket:
+        """Queue the exchange of a group; ``write`` receives each tensor's mean, in the communication thread.
+
+        Args:
+            gradients: by parameter name; a missing one counts as zeros.
+        """
+        scale = self._scaler.get_scale() if self._scaler is not None else 1.0
+
+        def prepare() -> Merged:
+            return merge([self._exchange(unit, gradients, scale) for unit in group.units])
+
+        def done(results: list[Exchanged]) -> None:
+            for unit, result in zip(group.units, results, strict=True):
+                self._new_states[unit] = result.state
+                mean = result.mean if scale == 1.0 else result.mean * scale
+                for tensor, part in zip(unit.spec.tensors, mean.split(unit.spec.sizes), strict=True):
+                    write(tensor, part.view(tensor.shape))
+
+        ticket = self.scheduler.submit(prepare, done, step=self.step, group=self._groups)
+        self._groups += 1
+        numel = sum(unit.spec.numel for unit in group.units)
+        self._dense_bytes += 2 * (self._world_size - 1) * 4 * numel // self._world_size
+        return ticket
+
+    def _exchange(self, unit: Unit, gradients: dict[str, Tensor], scale: float) -> Generator[Any, Any, Exchanged]:
+        x = _flatten(unit, gradients)
+        if scale != 1.0:
+            x.div_(scale)  # residuals live in unscaled units, whatever the scaler does from step to step
+        if not kernels.all_finite(x):
+            # The step will be skipped; what this rank sends for it no longer matters, but must be well-defined.
+            self._finite = False
+            x.zero_()
+        step = Step(self.step, unit.spec, self._rank, self._world_size, self.seed)
+        return unit.compressor.exchange(x, self.states.of(unit), step)
+
+    def end_step(self, flags: Tensor, done: Callable[[bool, Tensor], None]) -> Ticket:
+        """Agree over the ranks and finish the step.
+
+        Args:
+            flags: small uint8 tensor of this rank; all ranks' are combined with "or".
+            done: gets whether the step counts, and the combined flags; called in the communication thread.
+        """
+
+        def agree() -> Generator[tuple[Request, ...], Any, Any]:
+            mine = torch.cat([torch.tensor([not self._finite], dtype=torch.uint8), flags])
+            (words,) = yield (AllGather(mine.to(self._device)),)
+            return torch.stack(list(words)).amax(dim=0).cpu()
+
+        word: list[Tensor] = []
+
+        def close() -> None:
+            counts = not bool(word[0][0])
+            self._close_step(counts)
+            done(counts, word[0][1:])
+
+        self.scheduler.submit(agree, word.append, step=self.step, group=AGREEMENT_GROUP)
+        return self.scheduler.flush(close)
+
+    def _close_step(self, counts: bool) -> None:
+        if counts:
+            self.states.commit(self._new_states)
+        self._new_states = {}
+        self.skipped_steps += not counts
+        self.last_skipped = not counts
+        self._finite = True
+        self._groups = 0
+        self.step += 1
+        self._steps_here += 1
+
+    def wait(self, ticket: Ticket) -> None:
+        """Wait for a ticket on the training thread; the time is accounted as not hidden."""
+        started_s = time.perf_counter()
+        ticket.wait()
+        self.scheduler.join_streams()
+        self._wait_s += time.perf_counter() - started_s
+
+    def ask(self, request: Request) -> Any:
+        """One request outside of any step, for example a broadcast at set-up."""
+        replies: list[Any] = []
+
+        def exchange() -> Generator[tuple[Request, ...], Any, Any]:
+            return (yield (request,))
+
+        self.scheduler.submit(exchange, replies.extend, step=self.step, group=SETUP_GROUP)
+        self.wait(self.scheduler.flush())
+        return replies[0]
+
+    def account_wait(self, seconds: float) -> None:
+        self._wait_s += seconds
+
+    def stats(self) -> WireStats:
+        spent = self.scheduler.seconds
+        return WireStats(
+            steps=self._steps_here,
+            skipped_steps=self.skipped_steps,
+            wire_bytes=self._counting.sent_bytes,
+            dense_bytes=self._dense_bytes,
+            wait_s=self._wait_s,
+            encode_s=spent.encode_s,
+            wire_s=spent.wire_s,
+            decode_s=spent.decode_s,
+        )
+
+
+def _flatten(unit: Unit, gradients: dict[str, Tensor]) -> Tensor:
+    """A fresh flat fp32 buffer; the exchange may overwrite it."""
+    tensors = unit.spec.tensors
+    parts = [gradients[t.fqn] if t.fqn in gradients else torch.zeros(t.shape, device=t.device) for t in tensors]
+    return torch.cat([part.detach().reshape(-1).to(torch.float32) for part in parts])

@@ -1,0 +1,96 @@
+"""Compressor state: joined per unit while training, cut per parameter name at rest.
+
+DDP regroups its buckets after the first step and fusion plans change, so a unit is never the key of anything saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from thinwire.core import CheckpointError, Compressor, State, TensorSpec, UnitSpec
+from thinwire.engine.groups import Unit
+
+
+class StateStore:
+    """The committed state of all units."""
+
+    def __init__(self, tensors: Iterable[TensorSpec], compressor: Compressor) -> None:
+        self._compressors = {tensor.fqn: compressor.route(tensor) for tensor in tensors}
+        self._specs = {tensor.fqn: tensor for tensor in tensors}
+        self._at_rest = {fqn: self._compressors[fqn].init(UnitSpec((t,))) for fqn, t in self._specs.items()}
+        self._in_use: dict[Unit, State] = {}
+        self._unit_of: dict[str, Unit] = {}
+
+    def of(self, unit: Unit) -> State:
+        """The state of a unit; on first sight it is joined from what its tensors had before, wherever that was."""
+        if unit not in self._in_use:
+            names = [tensor.fqn for tensor in unit.spec.tensors]
+            for former in {self._unit_of[name] for name in names if name in self._unit_of}:
+                self._put_to_rest(former)
+            self._in_use[unit] = join([self._at_rest.pop(name) for name in names], unit.compressor)
+            self._unit_of.update(dict.fromkeys(names, unit))
+        return self._in_use[unit]
+
+    def commit(self, states: Mapping[Unit, State]) -> None:
+        """Take over the states that a step has left."""
+        self._in_use.update(states)
+
+    def by_name(self) -> dict[str, State]:
+        """A copy of everything, by parameter name."""
+        pieces = {fqn: dict(state) for fqn, state in self._at_rest.items()}
+        for unit, state in self._in_use.items():
+            pieces.update(cut(state, unit))
+        return {fqn: {key: value.clone() for key, value in pieces[fqn].items()} for fqn in self._specs}
+
+    def load(self, pieces: Mapping[str, State]) -> None:
+        """Replace everything. Nothing is changed if anything does not fit.
+
+        Raises:
+            CheckpointError: other parameters, keys or sizes than this model and compressor have.
+        """
+        _check_names("parameters", set(pieces), set(self._specs))
+        for fqn, tensor in self._specs.items():
+            layout = self._compressors[fqn].layout()
+            _check_names(f"state of {fqn}", set(pieces[fqn]), set(layout))
+            for key, value in pieces[fqn].items():
+                if value.numel() != layout[key].numel(tensor):
+                    raise CheckpointError(
+                        f"{key} of {fqn} has {value.numel()} elements, expected {layout[key].numel(tensor)}; "
+                        "load a checkpoint of the same model and compressor"
+                    )
+        self._in_use.clear()
+        self._unit_of.clear()
+        self._at_rest = {
+            fqn: {key: value.clone().to(tensor.device) for key, value in pieces[fqn].items()}
+            for fqn, tensor in self._specs.items()
+        }
+
+    def _put_to_rest(self, unit: Unit) -> None:
+        self._at_rest.update(cut(self._in_use.pop(unit), unit))
+        for tensor in unit.spec.tensors:
+            del self._unit_of[tensor.fqn]
+
+
+def cut(state: State, unit: Unit) -> dict[str, State]:
+    """The state of a unit as one state per tensor."""
+    pieces: dict[str, State] = {tensor.fqn: {} for tensor in unit.spec.tensors}
+    for key, layout in unit.compressor.layout().items():
+        parts = state[key].split([layout.numel(tensor) for tensor in unit.spec.tensors])
+        for tensor, part in zip(unit.spec.tensors, parts, strict=True):
+            pieces[tensor.fqn][key] = part
+    return pieces
+
+
+def join(pieces: list[State], compressor: Compressor) -> State:
+    """The state of a unit from those of its tensors."""
+    return {key: torch.cat([piece[key] for piece in pieces]) for key in compressor.layout()}
+
+
+def _check_names(what: str, got: set[str], expected: set[str]) -> None:
+    if got != expected:
+        raise CheckpointError(
+            f"the {what} in the checkpoint do not fit: missing {sorted(expected - got)}, "
+            f"unexpected {sorted(got - expected)}; load a checkpoint of the same model and compressor"
+        )
