@@ -1,20 +1,24 @@
 """thinwire: train PyTorch models over slow networks."""
 
-import thinwire.compressors
-import thinwire.feedback  # noqa: F401  (both imports register what they hold)
-from thinwire.core import (
-    CheckpointError,
-    Compressor,
-    ConfigError,
-    DesyncError,
-    PayloadError,
-    ThinwireError,
-    TransportError,
-    available,
-    make,
-    register,
-)
-from thinwire.engine import Attached, WireStats, attach
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thinwire.api import (
+        Attached,
+        CheckpointError,
+        Compressor,
+        ConfigError,
+        DesyncError,
+        PayloadError,
+        ThinwireError,
+        TransportError,
+        WireStats,
+        attach,
+        available,
+        make,
+        register,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,3 +37,13 @@ __all__ = [
     "make",
     "register",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("thinwire.api"), name)
+    raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,6 +5,7 @@ Only collectives that both backends have, on dtypes that both have, are used; ev
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from thinwire.comm.transport import Later, Pending, Tag
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request, TransportError
 
+_ROLL_CALL = timedelta(seconds=10)
 _OPS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -21,18 +23,45 @@ class TorchDistTransport:
     """Answers requests over ``group`` (default: the whole world).
 
     Use a group of its own, not one that other code talks on: the order of messages on it belongs to thinwire.
+
+    Args:
+        roll_call: a gloo group over the same ranks, used only after a failure, to find out which rank is missing.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, roll_call: dist.ProcessGroup | None = None) -> None:
         self.group = group if group is not None else dist.group.WORLD
+        self.roll_call = roll_call
         self.rank = dist.get_rank(self.group)
         self.world_size = dist.get_world_size(self.group)
 
     def start(self, request: Request, tag: Tag) -> Pending:
         try:
-            return _named(self._start(request), request, tag)
+            pending = self._start(request)
         except RuntimeError as error:
-            raise _failure(error, request, tag) from error
+            raise self._failure(error, request, tag) from error
+        return Later(lambda: self._finish(pending, request, tag))
+
+    def _finish(self, pending: Pending, request: Request, tag: Tag) -> Reply:
+        try:
+            return pending.wait()
+        except RuntimeError as error:
+            raise self._failure(error, request, tag) from error
+
+    def _failure(self, error: RuntimeError, request: Request, tag: Tag) -> TransportError:
+        return TransportError(
+            f"{type(request).__name__} failed on rank {self.rank} in {tag}: {error}. {self._call_roll()} "
+            "Look at the log of the rank that died, stalled or left, then restart from the last checkpoint."
+        )
+
+    def _call_roll(self) -> str:
+        """Who does not answer. gloo by itself reports a stalled rank only as a time-out, without its name."""
+        if self.roll_call is None:
+            return "Some rank is missing."
+        try:
+            dist.monitored_barrier(self.roll_call, timeout=_ROLL_CALL, wait_all_ranks=True)
+        except RuntimeError as error:
+            return f"Roll call: {error}."
+        return "Roll call: all ranks answer, so the link was interrupted or a rank was late by more than the time-out."
 
     def _start(self, request: Request) -> Later:
         match request:
@@ -84,23 +113,3 @@ class TorchDistTransport:
 def _after(work: Any, result: Tensor) -> Tensor:
     work.wait()
     return result
-
-
-def _named(pending: Later, request: Request, tag: Tag) -> Later:
-    """Errors out of a wait say which message it was."""
-
-    def finish() -> Reply:
-        try:
-            return pending.wait()
-        except RuntimeError as error:
-            raise _failure(error, request, tag) from error
-
-    return Later(finish)
-
-
-def _failure(error: RuntimeError, request: Request, tag: Tag) -> TransportError:
-    kind = type(request).__name__
-    return TransportError(
-        f"{kind} failed in {tag}: {error}. Another rank has died, stalled or left the job; look at its log, "
-        "then restart from the last checkpoint."
-    )

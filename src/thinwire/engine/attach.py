@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ from thinwire.core import AllGather, CheckpointError, Compressor, ConfigError, D
 from thinwire.engine.ddp import DDPEngine
 from thinwire.engine.groups import Group, fingerprint, make_group, prepare
 from thinwire.engine.plain import PlainEngine
+from thinwire.engine.recording import Recorder
 from thinwire.engine.session import GradScaler, Session
 from thinwire.engine.stats import WireStats
 from thinwire.fusion import parse_fusion
@@ -37,6 +39,7 @@ def attach(
     scaler: GradScaler | None = None,
     broadcast_buffers: bool = True,
     transport: Transport | None = None,
+    events: str | Path | None = None,
     seed: int = 0,
     timeout_s: float = 60.0,
 ) -> Attached:
@@ -55,6 +58,7 @@ def attach(
         scaler: the ``torch.amp.GradScaler`` in use, so that residuals survive changes of its scale.
         broadcast_buffers: plain modules only: share rank 0's buffers before each training forward, as DDP does.
         transport: who carries the messages; default: a process group of its own over all ranks.
+        events: a directory for one JSONL file of events per rank, to be read by ``thinwire report``.
         seed: seed of random choices such as random-k.
         timeout_s: how long a rank may lag behind before the others give up.
 
@@ -85,7 +89,16 @@ def attach(
         # Gradients become ready roughly in reverse order of registration.
         groups = groups_of(tensors[::-1])
         engine = PlainEngine(module, parameters, groups, session, broadcast_buffers=broadcast_buffers)
-    return Attached(engine, session, compressor, tensors, optimizer)
+    wire = Attached(engine, session, compressor, tensors, optimizer)
+    if events is not None:
+        session.recorder = Recorder(
+            Path(events),
+            rank=transport.rank,
+            world_size=transport.world_size,
+            compress=str(compressor),
+            explanation=wire.explain(),
+        )
+    return wire
 
 
 class Attached:
@@ -174,7 +187,7 @@ class Attached:
             self._engine.detach()
             if self._handle is not None:
                 self._handle.remove()
-            self._session.scheduler.close()
+            self._session.close()
 
     def __enter__(self) -> Attached:
         return self
@@ -214,9 +227,10 @@ def _own_transport(module: nn.Module, timeout_s: float) -> Transport:
             "and start the script with torchrun, on one machine for example 'torchrun --nproc-per-node 2 train.py'"
         )
     ranks = dist.get_process_group_ranks(module.process_group) if isinstance(module, DistributedDataParallel) else None
-    group = dist.new_group(ranks, timeout=datetime.timedelta(seconds=timeout_s))
+    group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
     assert isinstance(group, dist.ProcessGroup)
-    return TorchDistTransport(group)
+    roll_call = dist.new_group(ranks, backend="gloo") if dist.is_gloo_available() else None
+    return TorchDistTransport(group, roll_call)
 
 
 def _check_same_everywhere(transport: Transport, config: int, device: torch.device) -> None:

@@ -97,6 +97,7 @@ class DDPEngine:
             if not counts:
                 buffer.fill_(float("nan"))
             self.session.account_wait(time.perf_counter() - self._last_bucket_s)
+            self.session.record_step()
 
         return _future(buffer, self.session.end_step(torch.empty(0, dtype=torch.uint8), finish))
 

@@ -113,6 +113,7 @@ class PlainEngine:
                 self._submit_next()
             used = torch.tensor([name in self._ready for name in self._parameters], dtype=torch.uint8)
             self.session.wait(self.session.end_step(used, self._finish))
+            self.session.record_step()
         finally:
             self._in_backward = False
             self._reset()

@@ -14,6 +14,7 @@ from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport
 from thinwire.comm.merge import Merged, merge
 from thinwire.core import AllGather, Compressor, Exchanged, Request, State, Step, TensorSpec
 from thinwire.engine.groups import Group, Unit
+from thinwire.engine.recording import Recorder
 from thinwire.engine.states import StateStore
 from thinwire.engine.stats import WireStats
 
@@ -63,6 +64,7 @@ class Session:
         self._dense_bytes = 0
         self._steps_here = 0
         self.last_skipped = False
+        self.recorder: Recorder | None = None
 
     def submit(self, group: Group, gradients: dict[str, Tensor], write: WriteMean) -> Ticket:
         """Queue the exchange of a group; ``write`` receives each tensor's mean, in the communication thread.
@@ -152,7 +154,19 @@ class Session:
         return replies[0]
 
     def account_wait(self, seconds: float) -> None:
+        """Add time that the training thread stood still somewhere else than in ``wait``."""
         self._wait_s += seconds
+
+    def record_step(self) -> None:
+        """Write the event of the step that has just ended, if anybody wants it."""
+        if self.recorder is not None:
+            self.recorder.step(self.step - 1, self.stats(), skipped=self.last_skipped)
+
+    def close(self) -> None:
+        """Stop the communication thread and end the record."""
+        self.scheduler.close()
+        if self.recorder is not None:
+            self.recorder.close(self.stats())
 
     def stats(self) -> WireStats:
         spent = self.scheduler.seconds

@@ -1,0 +1,33 @@
+"""The public names. ``import thinwire`` finds them here on first use, so that the command line starts without torch."""
+
+import thinwire.compressors
+import thinwire.feedback  # noqa: F401  (both imports register what they hold)
+from thinwire.core import (
+    CheckpointError,
+    Compressor,
+    ConfigError,
+    DesyncError,
+    PayloadError,
+    ThinwireError,
+    TransportError,
+    available,
+    make,
+    register,
+)
+from thinwire.engine import Attached, WireStats, attach
+
+__all__ = [
+    "Attached",
+    "CheckpointError",
+    "Compressor",
+    "ConfigError",
+    "DesyncError",
+    "PayloadError",
+    "ThinwireError",
+    "TransportError",
+    "WireStats",
+    "attach",
+    "available",
+    "make",
+    "register",
+]

@@ -1,0 +1,58 @@
+"""One event per step, for ``thinwire report``: bytes sent and where the time went."""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from thinwire.engine.stats import WireStats
+from thinwire.report.events import EventWriter
+
+_PER_STEP = ("wire_bytes", "wait_s", "encode_s", "wire_s", "decode_s")
+
+
+class Recorder:
+    """Writes ``rank<N>.jsonl`` into ``directory``; see ``thinwire.report.events`` for the schema."""
+
+    def __init__(self, directory: Path, *, rank: int, world_size: int, compress: str, explanation: str) -> None:
+        self._events = EventWriter(directory / f"rank{rank}.jsonl")
+        self._before = WireStats()
+        self._began_s = self._last_s = time.perf_counter()
+        self._events.write(
+            "run",
+            label=f"thinwire {compress}",
+            mode="thinwire",
+            rank=rank,
+            world_size=world_size,
+            settings={"compress": compress},
+            versions={"python": platform.python_version(), "torch": torch.__version__},
+            started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            sent_bytes_from="thinwire's own count",
+            explanation=explanation,
+        )
+
+    def step(self, step: int, stats: WireStats, *, skipped: bool) -> None:
+        """Write what the step that just ended has added to ``stats``."""
+        now_s = time.perf_counter()
+        before, after = asdict(self._before), asdict(stats)
+        spent = {name: after[name] - before[name] for name in _PER_STEP}
+        self._events.write(
+            "step",
+            step=step,
+            step_s=now_s - self._last_s,
+            elapsed_s=now_s - self._began_s,
+            sent_bytes=spent["wire_bytes"],
+            skipped=skipped,
+            **spent,
+        )
+        self._before, self._last_s = stats, now_s
+
+    def close(self, stats: WireStats) -> None:
+        """Write the end of the run and close the file."""
+        self._events.write("end", steps=stats.steps, elapsed_s=time.perf_counter() - self._began_s)
+        self._events.close()
