@@ -15,6 +15,8 @@ from torch import Tensor
 from thinwire.comm.transport import Later, Pending, Tag
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request, TransportError
 
+# Renamed in torch 2.13; the old name warns there, the new one is missing before.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _ROLL_CALL = timedelta(seconds=10)
 _OPS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -91,7 +93,7 @@ class TorchDistTransport:
 
     def _all_gather(self, message: Tensor) -> Later:
         out = message.new_empty((self.world_size, message.numel()))
-        work = dist.all_gather_into_tensor(out.view(-1), message.contiguous(), group=self.group, async_op=True)
+        work = _all_gather(out.view(-1), message.contiguous(), group=self.group, async_op=True)
         return Later(lambda: list(_after(work, out)))
 
     def _all_gather_varying(self, message: Tensor) -> Later:

@@ -169,7 +169,7 @@ class Attached:
         """What is sent how, in a few lines."""
         world_size = self._session.scheduler.transport.world_size
         group = make_group(self._tensors, self._compressor)
-        lines = [f"thinwire on {world_size} ranks: {self._compressor}"]
+        lines = [f"thinwire on {world_size} rank{'s' * (world_size > 1)}: {self._compressor}"]
         for unit in group.units:
             sent = unit.compressor.wire_bytes(unit.spec, world_size)
             dense = 2 * (world_size - 1) * unit.spec.dense_bytes // world_size
