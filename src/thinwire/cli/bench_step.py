@@ -1,0 +1,176 @@
+"""``thinwire bench step``: step times of compressors on the lab network, against the floor and stock DDP."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from thinwire.demo.interleaved import Turns
+    from thinwire.demo.settings import Contestant, Workload
+    from thinwire.lab import BaseLab
+
+DEFAULT_COMPRESSORS = ("dense", "bf16", "int8", "int4", "topk(density=0.01)", "powersgd(rank=4)")
+WORKER = "thinwire.demo.interleaved"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One contestant at one rate."""
+
+    contestant: str
+    rate: str
+    median_step_s: float
+    low_step_s: float
+    high_step_s: float
+    times_floor: float
+    wait_s: float | None
+    sent_bytes: float
+    steps: int
+
+
+def bench_step_command(
+    rates: Annotated[str, typer.Option(help="Link rates, separated by commas; 'unshaped' for no limit.")] = "200mbit",
+    compress: Annotated[
+        list[str] | None, typer.Option(help="A compressor; give it again for more. (default: a selection)")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="One of every registered compressor.")] = False,
+    model: Annotated[str, typer.Option(help="Size of the GPT: tiny, small or medium.")] = "small",
+    hosts: Annotated[int, typer.Option(help="Number of hosts.", min=2)] = 4,
+    rounds: Annotated[int, typer.Option(help="Turns of every contestant.", min=1)] = 4,
+    steps: Annotated[int, typer.Option(help="Steps per turn.", min=1)] = 4,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
+) -> None:
+    """Time training steps on shaped links: the floor, stock DDP and each compressor take turns in one job.
+
+    Every figure is the median over steps and hosts, with the first and last decile. Needs root (network namespaces).
+    """
+    from thinwire.demo.settings import Workload
+    from thinwire.lab import Lab, LabError
+
+    console = Console()
+    specs = _all_specs() if everything else list(compress or DEFAULT_COMPRESSORS)
+    cells: list[Cell] = []
+    try:
+        with Lab(hosts) as lab:
+            for rate in rates.split(","):
+                lab.set_rate(None, rate)
+                turns = _turns(Workload(model=model), specs, rate, rounds, steps)
+                cells += _measure(console, lab, turns, rate)
+    except KeyboardInterrupt:
+        console.print("[yellow]Stopped. What was measured so far follows.[/]")
+    except (LabError, ValueError) as error:
+        console.print(Text(str(error), style="red"))
+        raise typer.Exit(2) from error
+    _show(console, cells)
+    if json_file is not None:
+        json_file.write_text(json.dumps([asdict(cell) for cell in cells], indent=2) + "\n", encoding="utf-8")
+
+
+def _all_specs() -> list[str]:
+    import thinwire
+    from thinwire.core.registry import compressor_class
+
+    names = [listing.name for listing in thinwire.available() if not listing.wrapper]
+    return [str(compressor_class(name).examples()[0]) for name in names]
+
+
+def _turns(workload: Workload, specs: list[str], rate: str, rounds: int, steps: int) -> Turns:
+    import thinwire
+    from thinwire.demo.interleaved import Turns
+    from thinwire.demo.settings import Contestant
+    from thinwire.lab import parse_rate
+
+    def contestant(name: str, mode: str, spec: str = "auto") -> Contestant:
+        return Contestant(
+            name=name,
+            label=name,
+            mode=mode,  # type: ignore[arg-type]
+            workload=workload,
+            compress=spec,
+            bits_per_s=parse_rate(rate),
+        )
+
+    for spec in specs:
+        thinwire.make(spec) if spec != "auto" else None
+    ours = [contestant(f"thinwire {spec}", "thinwire", spec) for spec in specs]
+    everybody = (contestant("floor", "floor"), contestant("stock DDP", "ddp"), *ours)
+    return Turns(contestants=everybody, rounds=rounds, steps_per_turn=steps)
+
+
+def _measure(console: Console, lab: BaseLab, turns: Turns, rate: str) -> list[Cell]:
+    from thinwire.report.events import parse_event, read_events
+
+    total = len(turns.contestants) * (turns.rounds * turns.steps_per_turn + 2)
+    with tempfile.TemporaryDirectory() as folder, Progress(console=console) as progress:
+        settings = Path(folder) / "settings.json"
+        turns.save(settings)
+        task = progress.add_task(rate, total=total)
+        said: list[str] = []
+
+        def on_line(host: int, line: str) -> None:
+            if host == 0 and parse_event(line) is not None:
+                progress.advance(task)
+            else:
+                said.append(f"[host {host}] {line}")
+
+        result = lab.run([sys.executable, "-m", WORKER, str(settings)], on_line=on_line)
+        if not result.ok:
+            raise ValueError("a worker failed; it last said:\n" + "\n".join(said[-15:]))
+        events = [event for path in Path(folder).glob("rank*.jsonl") for event in read_events(path)]
+    return _cells(turns, [event for event in events if not event["warmup"]], rate)
+
+
+def _cells(turns: Turns, events: list[dict[str, object]], rate: str) -> list[Cell]:
+    from thinwire.report.summary import deciles
+
+    def values(name: str, field: str) -> list[float]:
+        return [float(e[field]) for e in events if e["contestant"] == name and field in e]  # type: ignore[arg-type]
+
+    floor_s = statistics.median(values("floor", "step_s"))
+    cells = []
+    for contestant in turns.contestants:
+        seconds, waits = values(contestant.name, "step_s"), values(contestant.name, "wait_s")
+        low_s, high_s = deciles(seconds)
+        median_s = statistics.median(seconds)
+        cells.append(
+            Cell(
+                contestant=contestant.name,
+                rate=rate,
+                median_step_s=median_s,
+                low_step_s=low_s or median_s,
+                high_step_s=high_s or median_s,
+                times_floor=median_s / floor_s,
+                wait_s=statistics.median(waits) if waits else None,
+                sent_bytes=statistics.fmean(values(contestant.name, "sent_bytes")),
+                steps=len(seconds),
+            )
+        )
+    return cells
+
+
+def _show(console: Console, cells: list[Cell]) -> None:
+    table = Table(title="step times", title_justify="left")
+    for column in ("rate", "contestant", "step, median (p10-p90)", "× floor", "waited", "MB per host"):
+        table.add_column(column, justify="left" if column in ("rate", "contestant") else "right")
+    for cell in cells:
+        table.add_row(
+            cell.rate,
+            cell.contestant,
+            f"{cell.median_step_s:.3f} s ({cell.low_step_s:.2f}-{cell.high_step_s:.2f})",
+            f"{cell.times_floor:.2f}",
+            "" if cell.wait_s is None else f"{cell.wait_s:.3f} s",
+            f"{cell.sent_bytes / 1e6:.2f}",
+        )
+    console.print(table)

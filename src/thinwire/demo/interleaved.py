@@ -1,0 +1,85 @@
+"""The worker of ``thinwire bench step``: all contestants in one job, a few steps of each in turn.
+
+Step times on a shared machine drift; contestants that take turns drift together, so their ratios hold.
+``python -m thinwire.demo.interleaved SETTINGS.json`` runs once per host, rendezvous from the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from thinwire.demo.contender import Contender, make_contender
+from thinwire.demo.data import load_corpus
+from thinwire.demo.settings import Contestant, Workload
+from thinwire.demo.train import collective_timeout_s, train_step
+from thinwire.report.events import EventWriter
+
+WARMUP_STEPS = 2  # connections, allocations and DDP's new buckets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turns:
+    """Who takes part, and how long a turn is."""
+
+    contestants: tuple[Contestant, ...]
+    rounds: int = 4
+    steps_per_turn: int = 4
+
+    def save(self, path: Path) -> None:
+        """Write the settings as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Turns:
+        """Read what :meth:`save` wrote."""
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        contestants = (Contestant(**{**c, "workload": Workload(**c["workload"])}) for c in fields["contestants"])
+        return cls(**{**fields, "contestants": tuple(contestants)})
+
+
+def take_turns(turns: Turns, contenders: list[Contender], events: EventWriter) -> None:
+    """All rounds; every step leaves an event that says whose it was."""
+    corpus, steps = load_corpus(), [0] * len(contenders)
+    for turn in range(turns.rounds + 1):
+        length = WARMUP_STEPS if turn == 0 else turns.steps_per_turn
+        for index, (contestant, contender) in enumerate(zip(turns.contestants, contenders, strict=True)):
+            dist.barrier()  # the floor waits for nobody; without this its stragglers would slow the next contestant
+            for _ in range(length):
+                before = contender.counters()
+                loss, step_s = train_step(contender, corpus, contestant.workload, steps[index])
+                spent = {name: value - before[name] for name, value in contender.counters().items()}
+                named = {"contestant": contestant.name, "warmup": turn == 0}
+                events.write("step", step=steps[index], loss=loss, step_s=step_s, **named, **spent)
+                steps[index] += 1
+
+
+def run_worker(settings: Path) -> None:
+    """Join the process group that the environment describes and run what ``settings`` says."""
+    torch.set_num_threads(1)
+    turns = Turns.load(settings)
+    timeout_s = collective_timeout_s(turns.contestants[0])
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    rank = dist.get_rank()
+    try:
+        with (
+            EventWriter(settings.parent / f"rank{rank}.jsonl", echo=sys.stdout if rank == 0 else None) as events,
+            ExitStack() as stack,
+        ):
+            contenders = [stack.enter_context(make_contender(contestant, timeout_s)) for contestant in turns.contestants]
+            take_turns(turns, contenders, events)
+            dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_worker(Path(sys.argv[1]))
