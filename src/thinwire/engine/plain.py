@@ -67,6 +67,7 @@ class PlainEngine:
         self._missing = [len(group.tensors) for group in self._groups]
         self._next_group = 0
         self._ready: dict[str, Tensor] = {}
+        self._received: dict[str, Tensor] = {}
 
     def _ready_hook(self, name: str):  # type: ignore[no-untyped-def]  # torch's own hook type is private
         def hook(parameter: nn.Parameter) -> None:
@@ -99,16 +100,12 @@ class PlainEngine:
         self._next_group += 1
 
     def _write(self, tensor: TensorSpec, mean: Tensor) -> None:
-        """A gradient that this rank lacks gets a buffer; whether it is used is decided at the end of the step."""
-        if tensor.fqn in self._ready:
-            self._ready[tensor.fqn].copy_(mean)
-        else:
-            self._received[tensor.fqn] = mean.to(tensor.dtype, copy=True)
+        """Means are views of their unit's buffer; they become the gradients at the end of the step, without a copy."""
+        self._received[tensor.fqn] = mean.to(tensor.dtype)
 
     def _end_backward(self) -> None:
         try:
             self._check_frozen()
-            self._received: dict[str, Tensor] = {}
             while self._next_group < len(self._groups):
                 self._submit_next()
             used = torch.tensor([name in self._ready for name in self._parameters], dtype=torch.uint8)
@@ -121,10 +118,8 @@ class PlainEngine:
     def _finish(self, counts: bool, used: Tensor) -> None:
         """Parameters that no rank used keep their (missing) gradient; a skipped step leaves NaN, for scalers to see."""
         for (name, parameter), was_used in zip(self._parameters.items(), used.tolist(), strict=True):
-            if was_used and name in self._received:
-                parameter.grad = self._received[name].view(parameter.shape)
-            if not counts and parameter.grad is not None:
-                parameter.grad.fill_(float("nan"))
+            if was_used:
+                parameter.grad = self._received[name] if counts else torch.full_like(parameter, float("nan"))
 
     def _check_frozen(self) -> None:
         for name, parameter in self._frozen:
