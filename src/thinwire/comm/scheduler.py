@@ -18,14 +18,17 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from thinwire.comm.trace import Span
 from thinwire.comm.transport import Pending, Tag, Transport
 from thinwire.core import Request, ThinwireError, TransportError
 
 log = logging.getLogger(__name__)
+# Group numbers from here on belong to no fusion group: agreements, set-up.
+FIRST_RESERVED_GROUP = 0xFFFF_0000
 Rounds = Generator[tuple[Request, ...], Any, Any]
 
 
@@ -83,6 +86,12 @@ class _Job:
     exchange: Rounds | None = None
     pending: list[Pending] = field(default_factory=list)
     rounds: int = 0
+    sent_s: float = 0.0
+    sent_bytes: int = 0
+
+    @property
+    def traced_group(self) -> int:
+        return self.tag.group if self.tag.group < FIRST_RESERVED_GROUP else -1
 
 
 @dataclass
@@ -101,6 +110,7 @@ class Scheduler:
     def __init__(self, transport: Transport, device: torch.device | None = None) -> None:
         self.transport = transport
         self.seconds = Seconds()
+        self.spans: list[Span] = []
         self._cuda = device is not None and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self._queue: queue.SimpleQueue[_Job | _Flush | None] = queue.SimpleQueue()
@@ -123,6 +133,11 @@ class Scheduler:
         flush = _Flush(done or (lambda: None), Ticket())
         self._queue.put(flush)
         return flush.ticket
+
+    def take_spans(self) -> list[Span]:
+        """The spans since the last call, for a trace of a step."""
+        spans, self.spans = self.spans, []
+        return spans
 
     def close(self) -> None:
         """Stop the thread. Groups under way are run to their end first."""
@@ -184,17 +199,28 @@ class Scheduler:
     def _begin(self, job: _Job) -> None:
         self._live.append(job)
         started_s = time.perf_counter()
-        job.exchange = job.prepare()
-        self._advance(job, None)
-        self.seconds.encode_s += time.perf_counter() - started_s
+        with torch.profiler.record_function("thinwire::encode"):
+            job.exchange = job.prepare()
+            self._advance(job, None)
+        self._account("encode", started_s, time.perf_counter(), job)
 
     def _resume(self, job: _Job) -> None:
-        started_s = time.perf_counter()
-        replies = tuple(pending.wait() for pending in job.pending)
+        started_s, sent_s, sent_bytes = time.perf_counter(), job.sent_s, job.sent_bytes
+        with torch.profiler.record_function("thinwire::wire"):
+            replies = tuple(pending.wait() for pending in job.pending)
         arrived_s = time.perf_counter()
-        self._advance(job, replies)
+        with torch.profiler.record_function("thinwire::decode"):
+            self._advance(job, replies)
         self.seconds.wire_s += arrived_s - started_s
-        self.seconds.decode_s += time.perf_counter() - arrived_s
+        self.spans.append(Span("wire", sent_s, arrived_s, job.traced_group, sent_bytes))
+        self._account("decode", arrived_s, time.perf_counter(), job)
+
+    def _account(self, activity: Literal["encode", "decode"], start_s: float, end_s: float, job: _Job) -> None:
+        if activity == "encode":
+            self.seconds.encode_s += end_s - start_s
+        else:
+            self.seconds.decode_s += end_s - start_s
+        self.spans.append(Span(activity, start_s, end_s, job.traced_group))
 
     def _advance(self, job: _Job, replies: tuple[Any, ...] | None) -> None:
         assert job.exchange is not None
@@ -205,6 +231,8 @@ class Scheduler:
             self._leave(job, None)
             return
         tag = job.tag._replace(round=job.rounds)
+        job.sent_s = time.perf_counter()
+        job.sent_bytes = sum(request.sent_bytes(self.transport.world_size) for request in requests)
         job.pending = [self.transport.start(request, tag) for request in requests]
         job.rounds += 1
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.comm import Tag, TorchDistTransport, Transport
+from thinwire.comm.trace import Trace
 from thinwire.core import AllGather, CheckpointError, Compressor, ConfigError, DesyncError, TensorSpec
 from thinwire.engine.ddp import DDPEngine
 from thinwire.engine.groups import Group, fingerprint, make_group, prepare
@@ -91,7 +92,7 @@ def attach(
         engine = PlainEngine(module, parameters, groups, session, broadcast_buffers=broadcast_buffers)
     wire = Attached(engine, session, compressor, tensors, optimizer)
     if events is not None:
-        session.recorder = Recorder(
+        session.meter.recorder = Recorder(
             Path(events),
             rank=transport.rank,
             world_size=transport.world_size,
@@ -123,7 +124,17 @@ class Attached:
 
     def stats(self) -> WireStats:
         """Totals since ``attach``: steps, bytes, seconds."""
-        return self._session.stats()
+        return self._session.meter.stats()
+
+    def trace(self) -> Trace:
+        """What this rank did when in the last step; ``thinwire.comm.trace.write_chrome_trace`` writes it for Perfetto.
+
+        Raises:
+            ConfigError: no step has ended yet.
+        """
+        if self._session.meter.last_trace is None:
+            raise ConfigError("there is nothing to trace before the first synchronised backward pass has ended")
+        return self._session.meter.last_trace
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals and other compressor state, by parameter name. Save one per rank.
@@ -138,7 +149,6 @@ class Attached:
             "compress": str(self._compressor),
             "step": self._session.step,
             "seed": self._session.seed,
-            "skipped_steps": self._session.skipped_steps,
             "tensors": self._session.states.by_name(),
         }
 
@@ -163,7 +173,6 @@ class Attached:
                 )
         self._session.states.load(state["tensors"])
         self._session.step, self._session.seed = state["step"], state["seed"]
-        self._session.skipped_steps = state["skipped_steps"]
 
     def explain(self) -> str:
         """What is sent how, in a few lines."""

@@ -79,6 +79,8 @@ class DDPEngine:
         keys = tuple(id(p) for p in bucket.parameters())
         if keys not in self._groups:
             self._groups[keys] = self._make_groups([self._specs[key] for key in keys])
+        for key in keys:
+            self.session.meter.gradient_ready(self._specs[key].fqn)
         gradients = {self._specs[key].fqn: view for key, view in zip(keys, bucket.gradients(), strict=True)}
 
         def write(tensor: TensorSpec, mean: Tensor) -> None:
@@ -87,6 +89,7 @@ class DDPEngine:
         tickets = [self.session.submit(group, gradients, write) for group in self._groups[keys]]
         if not bucket.is_last():
             return _future(bucket.buffer(), tickets[-1])
+        self.session.meter.backward_ended()
         self._last_bucket_s = time.perf_counter()
         return self._end_step(bucket.buffer())
 
@@ -96,8 +99,8 @@ class DDPEngine:
         def finish(counts: bool, flags: Tensor) -> None:
             if not counts:
                 buffer.fill_(float("nan"))
-            self.session.account_wait(time.perf_counter() - self._last_bucket_s)
-            self.session.record_step()
+            self.session.meter.waited(self._last_bucket_s)
+            self.session.end_books()
 
         return _future(buffer, self.session.end_step(torch.empty(0, dtype=torch.uint8), finish))
 

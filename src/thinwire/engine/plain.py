@@ -87,6 +87,7 @@ class PlainEngine:
                 f"the gradient of {name} was ready twice in one backward pass; use non-reentrant activation "
                 "checkpointing (use_reentrant=False) or wrap all backward passes but the last in wire.no_sync()"
             )
+        self.session.meter.gradient_ready(name)
         assert parameter.grad is not None
         self._ready[name] = parameter.grad
         self._missing[self._group_of[name]] -= 1
@@ -108,9 +109,10 @@ class PlainEngine:
             self._check_frozen()
             while self._next_group < len(self._groups):
                 self._submit_next()
+            self.session.meter.backward_ended()
             used = torch.tensor([name in self._ready for name in self._parameters], dtype=torch.uint8)
             self.session.wait(self.session.end_step(used, self._finish))
-            self.session.record_step()
+            self.session.end_books()
         finally:
             self._in_backward = False
             self._reset()

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import torch
 
+from thinwire.comm.trace import Trace
 from thinwire.engine.stats import WireStats
 from thinwire.report.events import EventWriter
 
+_TRACE_EVERY = 10  # steps
 _PER_STEP = ("wire_bytes", "wait_s", "encode_s", "wire_s", "decode_s")
 
 
@@ -36,8 +38,8 @@ class Recorder:
             explanation=explanation,
         )
 
-    def step(self, step: int, stats: WireStats, *, skipped: bool) -> None:
-        """Write what the step that just ended has added to ``stats``."""
+    def step(self, step: int, stats: WireStats, trace: Trace, *, skipped: bool) -> None:
+        """Write what the step that just ended has added to ``stats``; now and then also its trace."""
         now_s = time.perf_counter()
         before, after = asdict(self._before), asdict(stats)
         spent = {name: after[name] - before[name] for name in _PER_STEP}
@@ -50,6 +52,8 @@ class Recorder:
             skipped=skipped,
             **spent,
         )
+        if step % _TRACE_EVERY == _TRACE_EVERY - 1:
+            self._events.write("trace", **trace.to_event())
         self._before, self._last_s = stats, now_s
 
     def close(self, stats: WireStats) -> None:

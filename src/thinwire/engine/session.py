@@ -12,15 +12,14 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport
 from thinwire.comm.merge import Merged, merge
+from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
 from thinwire.core import AllGather, Compressor, Exchanged, Request, State, Step, TensorSpec
 from thinwire.engine.groups import Group, Unit
-from thinwire.engine.recording import Recorder
+from thinwire.engine.meter import Meter
 from thinwire.engine.states import StateStore
-from thinwire.engine.stats import WireStats
 
-# Group numbers of messages that belong to no fusion group.
-AGREEMENT_GROUP = 0xFFFF_FFFF
-SETUP_GROUP = 0xFFFF_FFFE
+AGREEMENT_GROUP = FIRST_RESERVED_GROUP
+SETUP_GROUP = FIRST_RESERVED_GROUP + 1
 
 WriteMean = Callable[[TensorSpec, Tensor], None]
 
@@ -48,23 +47,19 @@ class Session:
         seed: int,
         scaler: GradScaler | None,
     ) -> None:
-        self._counting = Counting(transport)
+        counting = Counting(transport)
         device = tensors[0].device
-        self.scheduler = Scheduler(Framed(self._counting, config), device)
+        self.scheduler = Scheduler(Framed(counting, config), device)
         self.states = StateStore(tensors, compressor)
+        self.meter = Meter(self.scheduler, counting)
         self.step = 0
-        self.skipped_steps = 0
         self.seed = seed
         self._device, self._scaler = device, scaler
         self._rank, self._world_size = transport.rank, transport.world_size
         self._new_states: dict[Unit, State] = {}
         self._finite = True
         self._groups = 0
-        self._wait_s = 0.0
-        self._dense_bytes = 0
-        self._steps_here = 0
         self.last_skipped = False
-        self.recorder: Recorder | None = None
 
     def submit(self, group: Group, gradients: dict[str, Tensor], write: WriteMean) -> Ticket:
         """Queue the exchange of a group; ``write`` receives each tensor's mean, in the communication thread.
@@ -86,8 +81,7 @@ class Session:
 
         ticket = self.scheduler.submit(prepare, done, step=self.step, group=self._groups)
         self._groups += 1
-        numel = sum(unit.spec.numel for unit in group.units)
-        self._dense_bytes += 2 * (self._world_size - 1) * 4 * numel // self._world_size
+        self.meter.exchanged(sum(unit.spec.numel for unit in group.units))
         return ticket
 
     def _exchange(self, unit: Unit, gradients: dict[str, Tensor], scale: float) -> Generator[Any, Any, Exchanged]:
@@ -128,19 +122,17 @@ class Session:
         if counts:
             self.states.commit(self._new_states)
         self._new_states = {}
-        self.skipped_steps += not counts
         self.last_skipped = not counts
         self._finite = True
         self._groups = 0
         self.step += 1
-        self._steps_here += 1
 
     def wait(self, ticket: Ticket) -> None:
         """Wait for a ticket on the training thread; the time is accounted as not hidden."""
         started_s = time.perf_counter()
         ticket.wait()
         self.scheduler.join_streams()
-        self._wait_s += time.perf_counter() - started_s
+        self.meter.waited(started_s)
 
     def ask(self, request: Request) -> Any:
         """One request outside of any step, for example a broadcast at set-up."""
@@ -153,33 +145,14 @@ class Session:
         self.wait(self.scheduler.flush())
         return replies[0]
 
-    def account_wait(self, seconds: float) -> None:
-        """Add time that the training thread stood still somewhere else than in ``wait``."""
-        self._wait_s += seconds
-
-    def record_step(self) -> None:
-        """Write the event of the step that has just ended, if anybody wants it."""
-        if self.recorder is not None:
-            self.recorder.step(self.step - 1, self.stats(), skipped=self.last_skipped)
+    def end_books(self) -> None:
+        """Close the accounts of the step that has just ended."""
+        self.meter.step_ended(self.step - 1, skipped=self.last_skipped)
 
     def close(self) -> None:
         """Stop the communication thread and end the record."""
         self.scheduler.close()
-        if self.recorder is not None:
-            self.recorder.close(self.stats())
-
-    def stats(self) -> WireStats:
-        spent = self.scheduler.seconds
-        return WireStats(
-            steps=self._steps_here,
-            skipped_steps=self.skipped_steps,
-            wire_bytes=self._counting.sent_bytes,
-            dense_bytes=self._dense_bytes,
-            wait_s=self._wait_s,
-            encode_s=spent.encode_s,
-            wire_s=spent.wire_s,
-            decode_s=spent.decode_s,
-        )
+        self.meter.close()
 
 
 def _flatten(unit: Unit, gradients: dict[str, Tensor]) -> Tensor:
