@@ -74,7 +74,9 @@ def run_worker(settings: Path) -> None:
             EventWriter(settings.parent / f"rank{rank}.jsonl", echo=sys.stdout if rank == 0 else None) as events,
             ExitStack() as stack,
         ):
-            contenders = [stack.enter_context(make_contender(contestant, timeout_s)) for contestant in turns.contestants]
+            contenders = [
+                stack.enter_context(make_contender(contestant, timeout_s)) for contestant in turns.contestants
+            ]
             take_turns(turns, contenders, events)
             dist.barrier()
     finally:

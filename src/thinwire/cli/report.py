@@ -1,0 +1,56 @@
+"""``thinwire report``: turn the events of runs into a table, an HTML page and TensorBoard logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from thinwire.report.runs import Contest
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Directories of runs (runs/...), or event files.", metavar="RUN...")
+    ],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    tensorboard: Annotated[Path | None, typer.Option(help="Also write TensorBoard logs to this directory.")] = None,
+) -> None:
+    """Make one self-contained HTML report of one or several runs."""
+    from thinwire.report.html import write_html
+    from thinwire.report.runs import load_contests
+    from thinwire.report.tensorboard import write_tensorboard
+
+    console = Console()
+    try:
+        contests = load_contests(runs)
+        write_html(contests, out)
+        if tensorboard is not None:
+            write_tensorboard(contests, tensorboard)
+    except ValueError as error:
+        console.print(Text(str(error), style="red"))
+        raise typer.Exit(2) from error
+    for contest in contests:
+        print_contest(console, contest)
+    console.print(f"Report: {out}", highlight=False, soft_wrap=True)
+
+
+def print_contest(console: Console, contest: Contest) -> None:
+    """Print the closing table of one contest, and what it comes to in a sentence."""
+    from thinwire.report.summary import COLUMNS, format_cells, headlines, summarise
+
+    rows = summarise(contest)
+    table = Table(title=contest.directory.name, title_justify="left")
+    for index, column in enumerate(COLUMNS):
+        table.add_column(column, justify="right" if index else "left", no_wrap=False)
+    for row in rows:
+        emphasis = "dim" if row.is_floor else "" if row.is_dense else "bold"
+        table.add_row(*(Text(cell) for cell in format_cells(row)), style=emphasis)
+    console.print(table)
+    for line in headlines(rows):
+        console.print(Text(line))

@@ -1,0 +1,1 @@
+"""The demo: a byte-level GPT trained over a slow network, with and without thinwire."""

@@ -1,0 +1,81 @@
+"""What one contestant of the demo is told to do; written as JSON for its workers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+Mode = Literal["floor", "ddp", "thinwire"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained; the same for every contestant.
+
+    The defaults fit two cores: four ranks of one thread take about 0.6 s for a step with no communication, stock DDP at
+    200 Mbit/s takes about three times as long, and all three runs end within four minutes.
+    """
+
+    model: str = "small"
+    steps: int = 50
+    batch: int = 5  # windows per rank and step
+    seq: int = 128  # bytes per window
+    seed: int = 0
+    learning_rate: float = 1e-3
+    warmup_steps: int = 20
+    evaluations: int = 5  # during the run, at equal distances; the last is at the end
+    evaluation_windows: int = 64  # over all ranks
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that cannot be run."""
+        for name in ("steps", "batch", "seq", "evaluations", "evaluation_windows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether an evaluation follows this step (counted from 0)."""
+        done = step + 1
+        return done * self.evaluations // self.steps > step * self.evaluations // self.steps
+
+
+QUICK = {"steps": 6, "evaluations": 1}  # start-up of the workers takes about half of the minute
+
+
+def make_workload(
+    *, quick: bool, model: str, seed: int, steps: int | None = None, batch: int | None = None, seq: int | None = None
+) -> Workload:
+    """The workload a user asked for: defaults (those of ``--quick`` if asked), and what was given explicitly."""
+    given = {name: value for name, value in (("steps", steps), ("batch", batch), ("seq", seq)) if value is not None}
+    return Workload(model=model, seed=seed, **{**(QUICK if quick else {}), **given})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """One run of the demo."""
+
+    name: str  # short, also the name of its directory
+    label: str  # as the table and the report show it
+    mode: Mode
+    workload: Workload
+    compress: str = "auto"  # only for mode "thinwire"
+    network: str = ""  # as the report shows it
+    bits_per_s: int | None = None  # of each host's link; None: unshaped
+    emulated: bool = False  # thinwire's transport is throttled in place of a shaped network
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown mode."""
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode is {self.mode!r}, expected one of {', '.join(get_args(Mode))}")
+
+    def save(self, path: Path) -> None:
+        """Write the settings as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Contestant:
+        """Read what :meth:`save` wrote."""
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{**fields, "workload": Workload(**fields["workload"])})
