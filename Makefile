@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard src/thinwire/kernels/native/*.c src/thinwire/kernels/native/*.h)
 
-.PHONY: help setup demo test lint format bench-kernels bench-step clean
+.PHONY: help setup demo docs test lint format bench-kernels bench-step clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -21,7 +21,10 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(NATIVE)
 demo: setup  ## train a GPT on a shaped 200 Mbit/s network: floor, dense DDP, thinwire
 	$(BIN)/thinwire demo
 
-test: setup  ## run all tests (under 10 minutes on two cores)
+docs: setup  ## regenerate the pages that are made from the code
+	$(BIN)/thinwire compressors --markdown > docs/compressors.md
+
+test: docs  ## run all tests (under 10 minutes on two cores)
 	$(BIN)/python -m pytest
 
 lint: setup  ## ruff and strict mypy

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from thinwire.cli import bench_step, demo, doctor, lab, report
+from thinwire.cli import bench_step, compressors, demo, doctor, lab, report
 
 app = typer.Typer(
     name="thinwire",
@@ -21,6 +18,7 @@ bench = typer.Typer(help="Measure: kernels against plain torch, step times on a 
 app.command("demo")(demo.demo)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
+app.command("compressors")(compressors.compressors)
 app.add_typer(lab.app, name="lab")
 app.add_typer(bench, name="bench")
 bench.command("step")(bench_step.bench_step_command)
@@ -41,21 +39,6 @@ def _pass_on(context: typer.Context, command: Callable[..., None]) -> None:
     single = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
     single.command()(command)
     single(context.args, prog_name=context.command_path)
-
-
-@app.command()
-def compressors() -> None:
-    """List the compressors: names, arguments, what they do, and how far each has been shown to work."""
-    import thinwire
-
-    table = Table(title="compressors", title_justify="left")
-    for column in ("name", "arguments", "maturity", "what it does"):
-        table.add_column(column)
-    for listing in thinwire.available():
-        name = f"{listing.name} | ..." if listing.wrapper else listing.name
-        arguments = ", ".join(listing.arguments)
-        table.add_row(Text(name, style="bold"), Text(arguments), Text(str(listing.maturity)), Text(listing.summary))
-    Console().print(table)
 
 
 def main() -> None:

@@ -95,6 +95,8 @@ def train(contestant: Contestant, contender: Contender, corpus: Corpus, events: 
         events.write("step", step=step, loss=loss, step_s=step_s, elapsed_s=elapsed_s, **spent)
         if workload.evaluates_after(step):
             events.write("eval", step=step, loss=evaluate(contender, corpus, workload), elapsed_s=elapsed_s)
+    if contender.wire is not None:
+        events.write("trace", **contender.wire.trace().to_event())
     events.write("end", steps=workload.steps, elapsed_s=elapsed_s)
 
 

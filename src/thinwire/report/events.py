@@ -10,6 +10,8 @@ run    ``label``, ``mode``, ``rank``, ``world_size``, ``settings`` (object), ``v
 step   ``step``, ``loss``, ``step_s``, ``elapsed_s``, ``sent_bytes``; with thinwire also ``wait_s``, ``encode_s``,
        ``wire_s``, ``decode_s``, ``wire_bytes`` (all of this step alone)
 eval   ``step``, ``loss``, ``elapsed_s``
+trace  ``step``, ``rank``, ``spans``: a list of ``activity`` (backward, encode, wire, decode, wait), ``start_s``, ``end_s``,
+       ``group``, ``sent_bytes``; times count from the first span
 lab    ``sent_bytes`` (per host over the whole run, from the interface counters)
 end    ``steps``, ``elapsed_s``
 ====== =====================================================================================================

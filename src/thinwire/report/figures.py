@@ -8,6 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from thinwire.report.events import Event
 from thinwire.report.runs import Contest, Point, Run
 
 FLOOR_COLOUR = "#8a8f98"
@@ -104,6 +105,40 @@ def sent_bytes(contest: Contest) -> Any:
     figure.update_traces(textposition="outside")
     figure.update_layout(showlegend=False)
     figure.update_xaxes(range=[0, 1.35 * max(megabytes, default=0.0) or 1.0])  # room for the texts
+    return _first_on_top(figure)
+
+
+ACTIVITIES = {  # activity: row below its rank's name, colour
+    "backward": ("training", "#8a8f98"),
+    "wait": ("training", "#d9534f"),
+    "encode": ("coding", "#e4762f"),
+    "decode": ("coding", "#9a4fc4"),
+    "wire": ("wire", "#2f6fd0"),
+}
+
+
+def timeline(traces: list[Event]) -> Any:
+    """One step as a timeline: three rows per rank."""
+    figure = _figure("milliseconds since the first gradient", "")
+    for activity, (row, colour) in ACTIVITIES.items():
+        spans = [(t["rank"], span) for t in traces for span in t["spans"] if span["activity"] == activity]
+        figure.add_trace(
+            go.Bar(
+                y=[f"rank {rank} {row}" for rank, _ in spans],
+                x=[(span["end_s"] - span["start_s"]) * 1e3 for _, span in spans],
+                base=[span["start_s"] * 1e3 for _, span in spans],
+                customdata=[[span["group"], span["sent_bytes"] / 1e3] for _, span in spans],
+                name=activity,
+                orientation="h",
+                marker={"color": colour, "opacity": 0.75},
+                hovertemplate="group %{customdata[0]}: %{x:.1f} ms, %{customdata[1]:.0f} kB<extra>"
+                + activity
+                + "</extra>",
+            )
+        )
+    rows = [f"rank {trace['rank']} {row}" for trace in traces for row in ("training", "coding", "wire")]
+    figure.update_layout(barmode="overlay", height=max(HEIGHT_PX, 26 * len(rows) + 120))
+    figure.update_yaxes(categoryorder="array", categoryarray=rows)
     return _first_on_top(figure)
 
 

@@ -78,7 +78,7 @@ def _contest(contest: Contest) -> str:
     return (
         f"<h2>{escape(contest.directory.name)}</h2><p>{escape(describe(contest))}</p>"
         f'<div class="card scroll">{_summary_table(contest)}</div>{note}'
-        f'<div class="grid">{charts}{_seconds_card(contest)}</div>{_details(contest)}'
+        f'<div class="grid">{charts}{_seconds_card(contest)}{_timelines(contest)}</div>{_details(contest)}'
     )
 
 
@@ -109,6 +109,19 @@ def _card(title: str, note: str, figure: Any) -> str:
         full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True}
     )
     return f'<div class="card"><h3>{escape(title)}</h3><p class="quiet">{escape(note)}</p>{chart}</div>'
+
+
+def _timelines(contest: Contest) -> str:
+    """One traced step of every run that has one."""
+    note = (
+        "What each rank did when: training on top, the communication thread below it, messages on the wire below that."
+    )
+    traced = [(run, run.last_traces()) for run in contest.runs]
+    return "".join(
+        _card(f"One step of {run.label} (step {traces[0]['step']})", note, figures.timeline(traces))
+        for run, traces in traced
+        if traces
+    )
 
 
 SECONDS = (

@@ -85,13 +85,19 @@ class Run:
         losses: dict[int, list[float]] = defaultdict(list)
         for events in self.ranks:
             for event in events:
-                if event["kind"] == "step":
+                if event["kind"] == "step" and "loss" in event:
                     losses[event["step"]].append(event["loss"])
         return [
             Point(event["step"], event["elapsed_s"], statistics.fmean(losses[event["step"]]))
             for event in self.ranks[0]
-            if event["kind"] == "step"
+            if event["kind"] == "step" and event["step"] in losses
         ]
+
+    def last_traces(self) -> list[Event]:
+        """The trace of the latest step that all ranks traced, rank 0 first; empty if there is none."""
+        traced = [{e["step"]: e for e in events if e["kind"] == "trace"} for events in self.ranks]
+        common = set.intersection(*(set(steps) for steps in traced)) if traced else set()
+        return [steps[max(common)] for steps in traced] if common else []
 
     def evaluations(self) -> list[Point]:
         """The evaluation losses in order."""
