@@ -17,7 +17,14 @@ setup(
             sources=sorted(str(source) for source in NATIVE.glob("*.c")),
             depends=sorted(str(header) for header in NATIVE.glob("*.h")),
             # Contraction would turn a*b+c into an fma and break bit-equality with the torch reference.
-            extra_compile_args=["-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-Wall"],
+            extra_compile_args=[
+                "-O3",
+                "-std=c11",
+                "-ffp-contract=off",
+                "-fno-math-errno",
+                "-fvisibility=hidden",
+                "-Wall",
+            ],
             optional=True,
         )
     ]

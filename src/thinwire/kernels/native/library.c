@@ -1,0 +1,104 @@
+/* The functions that Python calls, and the choice of the instruction set. */
+#include <string.h>
+
+#include "tw.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX512 };
+
+static const tw_kernels *active; /* the best for this machine unless a test asks for another */
+
+EXPORT int tw_best_level(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("bmi2"))
+        return LEVEL_AVX512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) return LEVEL_AVX2;
+#endif
+    return LEVEL_PORTABLE;
+}
+
+/* Call once before anything else; a level above the best one would stop the process with an illegal instruction. */
+EXPORT void tw_use_level(int level) {
+    active = &tw_portable;
+#if defined(__x86_64__)
+    if (level == LEVEL_AVX2) active = &tw_avx2;
+    if (level == LEVEL_AVX512) active = &tw_avx512;
+#endif
+}
+
+EXPORT int tw_compensate(const float *grad, const float *residual, float decay, float *velocity, float momentum,
+                         float *out, int64_t n) {
+    return active->compensate(grad, residual, decay, velocity, momentum, out, n);
+}
+
+EXPORT int tw_threshold_pack(const float *grad, const float *residual, float *out, int64_t segments,
+                             const int64_t *offsets, const float *thresholds, float *values, int32_t *indices,
+                             int64_t *counts) {
+    return active->threshold_pack(grad, residual, out, segments, offsets, thresholds, values, indices, counts);
+}
+
+EXPORT int tw_row_topk(const float *grad, const float *residual, float *out, int64_t segments, const int64_t *offsets,
+                       const int64_t *row_lengths, const int64_t *ks, float *values, int32_t *indices,
+                       const tw_scratch *scratch) {
+    return active->row_topk(grad, residual, out, segments, offsets, row_lengths, ks, values, indices, scratch);
+}
+
+EXPORT int tw_bank_topk(const float *grad, const float *residual, float *out, int64_t segments, const int64_t *offsets,
+                        const int64_t *banks, int64_t k, float *values, int32_t *indices, const tw_scratch *scratch) {
+    return active->bank_topk(grad, residual, out, segments, offsets, banks, k, values, indices, scratch);
+}
+
+EXPORT int tw_int8_encode(const float *grad, const float *residual, float *out, int64_t n, int64_t block,
+                          int8_t *codes, float *scales) {
+    return active->int8_encode(grad, residual, out, n, block, codes, scales);
+}
+
+EXPORT void tw_int8_decode(const int8_t *codes, const float *scales, int64_t n, int64_t block, float weight,
+                           int accumulate, float *out) {
+    active->int8_decode(codes, scales, n, block, weight, accumulate, out);
+}
+
+EXPORT int tw_int4_encode(const float *grad, const float *residual, float *out, int64_t n, int64_t block,
+                          uint8_t *codes, uint16_t *scales) {
+    return active->int4_encode(grad, residual, out, n, block, codes, scales);
+}
+
+EXPORT void tw_int4_decode(const uint8_t *codes, const uint16_t *scales, int64_t n, int64_t block, float weight,
+                           int accumulate, float *out) {
+    active->int4_decode(codes, scales, n, block, weight, accumulate, out);
+}
+
+EXPORT void tw_segment_amax(const float *x, int64_t segments, const int64_t *offsets, float *amax) {
+    active->segment_amax(x, segments, offsets, amax);
+}
+
+EXPORT void tw_segment_moments(const float *x, int64_t segments, const int64_t *offsets, double *sums,
+                               double *squares) {
+    active->segment_moments(x, segments, offsets, sums, squares);
+}
+
+EXPORT int tw_all_finite(const float *x, int64_t n) {
+    const int64_t offsets[2] = {0, n};
+    float amax;
+    active->segment_amax(x, 1, offsets, &amax);
+    return amax <= 0x1.fffffep127f; /* neither infinity nor NaN is */
+}
+
+/* Returns -1, or the number of the first payload that has an index outside 0 .. numel - 1. */
+EXPORT int64_t tw_scatter_mean(int64_t payloads, const float *const *values, const int32_t *const *indices,
+                               const int64_t *counts, float weight, float *out, int64_t numel) {
+    int64_t entries = 0;
+    for (int64_t p = 0; p < payloads; p++) entries += counts[p];
+    if (active->scatter_sorted(payloads, values, indices, counts, weight, out, numel) == entries) return -1;
+    /* Some payload is not ascending: entry by entry, in the same order of additions. */
+    memset(out, 0, sizeof(float) * (size_t)numel);
+    for (int64_t p = 0; p < payloads; p++)
+        for (int64_t j = 0; j < counts[p]; j++) {
+            if (indices[p][j] < 0 || indices[p][j] >= numel) return p;
+            out[indices[p][j]] += values[p][j] * weight;
+        }
+    return -1;
+}

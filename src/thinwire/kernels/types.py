@@ -1,0 +1,24 @@
+"""What the kernels return."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Selected(NamedTuple):
+    """The entries of a flat unit that are sent, and what stays behind."""
+
+    values: Tensor  # fp32, the compensated values
+    indices: Tensor  # int32, positions in the flat unit
+    counts: tuple[int, ...]  # entries per segment
+    residual: Tensor  # fp32, the compensated unit with the sent entries set to zero
+    finite: bool  # False when the compensated unit holds a NaN or an infinity
+
+
+class Quantized(NamedTuple):
+    """A flat unit as small integers with one scale per block, and the rounding error."""
+
+    codes: Tensor  # int8: one per value; int4: uint8, two per byte, low nibble first
+    scales: Tensor  # int8: fp32; int4: bf16; one per block
+    residual: Tensor  # fp32, the compensated unit minus what the codes decode to
+    finite: bool  # False when the compensated unit holds a NaN or an infinity
