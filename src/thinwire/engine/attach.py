@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -18,9 +19,10 @@ from thinwire.comm import Tag, TorchDistTransport, Transport
 from thinwire.comm.trace import Trace
 from thinwire.core import AllGather, CheckpointError, Compressor, ConfigError, DesyncError, TensorSpec
 from thinwire.engine.ddp import DDPEngine
-from thinwire.engine.groups import Group, fingerprint, make_group, prepare
+from thinwire.engine.groups import fingerprint, make_group, prepare
 from thinwire.engine.plain import PlainEngine
 from thinwire.engine.recording import Recorder
+from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import GradScaler, Session
 from thinwire.engine.stats import WireStats
 from thinwire.fusion import parse_fusion
@@ -71,26 +73,24 @@ def attach(
         raise ConfigError(f"sync is {sync!r}; the only policy so far is 'every_step'")
     if plan is not None:
         raise ConfigError("plan is reserved for the planner; leave it out and choose with compress= and fuse=")
-    compressor, cut = prepare(compress), parse_fusion(fuse)
+    module = _unwrapped(module)
+    compressor, planner = prepare(compress), parse_fusion(fuse)
     parameters = _trainable(module)
     tensors = [TensorSpec(name, tuple(p.shape), p.dtype, p.device) for name, p in parameters.items()]
     if transport is None:
         transport = _own_transport(module, timeout_s)
-    config = fingerprint(tensors, compressor, fuse)
+    config = fingerprint(tensors, str(compressor), fuse, str(seed), str(broadcast_buffers), str(scaler is None))
     _check_same_everywhere(transport, config, tensors[0].device)
     session = Session(transport, tensors, compressor, config=config, seed=seed, scaler=scaler)
 
-    def groups_of(members: list[TensorSpec]) -> list[Group]:
-        return [make_group(group, compressor) for group in cut(members)]
-
-    engine: DDPEngine | PlainEngine
-    if isinstance(module, DistributedDataParallel):
-        engine = DDPEngine(module, parameters, groups_of, session)
-    else:
+    try:
         # Gradients become ready roughly in reverse order of registration.
-        groups = groups_of(tensors[::-1])
-        engine = PlainEngine(module, parameters, groups, session, broadcast_buffers=broadcast_buffers)
-    wire = Attached(engine, session, compressor, tensors, optimizer)
+        regrouping = Regrouping(planner, tensors[::-1], compressor, session)
+        engine = _engine(module, parameters, regrouping, session, broadcast_buffers)
+    except BaseException:
+        session.close()
+        raise
+    wire = Attached(engine, session, regrouping, compressor, tensors, optimizer)
     if events is not None:
         session.meter.recorder = Recorder(
             Path(events),
@@ -102,6 +102,18 @@ def attach(
     return wire
 
 
+def _engine(
+    module: nn.Module,
+    parameters: dict[str, nn.Parameter],
+    regrouping: Regrouping,
+    session: Session,
+    broadcast_buffers: bool,
+) -> DDPEngine | PlainEngine:
+    if isinstance(module, DistributedDataParallel):
+        return DDPEngine(module, parameters, regrouping, session)
+    return PlainEngine(module, parameters, regrouping, session, broadcast_buffers=broadcast_buffers)
+
+
 class Attached:
     """An attached wire. Use it as a context manager, or call ``detach()`` when done."""
 
@@ -109,11 +121,12 @@ class Attached:
         self,
         engine: DDPEngine | PlainEngine,
         session: Session,
+        regrouping: Regrouping,
         compressor: Compressor,
         tensors: list[TensorSpec],
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
-        self._engine, self._session = engine, session
+        self._engine, self._session, self._regrouping = engine, session, regrouping
         self._compressor, self._tensors = compressor, tensors
         self._attached = True
         self._handle = optimizer.register_step_pre_hook(self._drop_bad_gradients) if optimizer is not None else None
@@ -149,6 +162,7 @@ class Attached:
             "compress": str(self._compressor),
             "step": self._session.step,
             "seed": self._session.seed,
+            "fusion": [group.to_json() for group in self._regrouping.plan],
             "tensors": self._session.states.by_name(),
         }
 
@@ -171,7 +185,13 @@ class Attached:
                     f"the checkpoint's {key} is {state.get(key)!r}, expected {value!r}; load the state that this rank "
                     "saved under the same settings, or start without one (residuals then begin at zero)"
                 )
+        missing = [key for key in ("step", "seed", "fusion", "tensors") if key not in state]
+        if missing:
+            raise CheckpointError(f"the checkpoint lacks {missing}; load what wire.state_dict() has given, unchanged")
+        groups = self._regrouping.read(state["fusion"])
         self._session.states.load(state["tensors"])
+        self._regrouping.adopt(groups)
+        self._engine.queue.use(self._regrouping.groups())
         self._session.step, self._session.seed = state["step"], state["seed"]
 
     def explain(self) -> str:
@@ -213,9 +233,16 @@ class Attached:
             optimizer.zero_grad(set_to_none=True)
 
 
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """DDP inside torch.compile is still DDP: treated as a plain module, its gradients would be averaged twice."""
+    inner = getattr(module, "_orig_mod", module)
+    return inner if isinstance(inner, DistributedDataParallel) else module
+
+
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters by clean name: wrappers such as DDP and torch.compile add prefixes that a checkpoint must not have."""
-    parameters = {_clean(name): p for name, p in module.named_parameters() if p.requires_grad}
+    prefix = "module." if isinstance(module, DistributedDataParallel) else ""
+    parameters = {_clean(name, prefix): p for name, p in module.named_parameters() if p.requires_grad}
     if not parameters:
         raise ConfigError(f"{type(module).__name__} has no parameter that requires gradients; nothing to attach to")
     for name, parameter in parameters.items():
@@ -224,9 +251,8 @@ def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def _clean(name: str) -> str:
-    parts = [part for part in name.split(".") if part != "_orig_mod"]
-    return ".".join(parts).removeprefix("module.")
+def _clean(name: str, prefix: str) -> str:
+    return ".".join(part for part in name.removeprefix(prefix).split(".") if part != "_orig_mod")
 
 
 def _own_transport(module: nn.Module, timeout_s: float) -> Transport:
@@ -247,6 +273,8 @@ def _check_same_everywhere(transport: Transport, config: int, device: torch.devi
     mine = torch.tensor(list(config.to_bytes(8, "little")), dtype=torch.uint8, device=device)
     gathered = transport.start(AllGather(mine), Tag()).wait()
     words = [int.from_bytes(bytes(one.tolist()), "little") for one in gathered]
+    usual, count = Counter(words).most_common(1)[0]  # of equally common ones the first, which is rank 0's
     for rank, word in enumerate(words):
-        if word != words[0]:
-            raise DesyncError("model or setting", rank=rank, got=f"{word:016x}", expected=f"{words[0]:016x} (rank 0)")
+        if word != usual:
+            expected = f"{usual:016x} as on {count} of {len(words)} ranks"
+            raise DesyncError("model or setting", rank=rank, got=f"{word:016x}", expected=expected)

@@ -1,11 +1,11 @@
 """DistributedDataParallel: thinwire as its communication hook.
 
-DDP keeps its buckets, its ``no_sync`` and its handling of unused parameters; only what happens to a full bucket changes. No
-postponed annotations in this file: DDP inspects the hook's and refuses strings.
+DDP keeps its buckets, its ``no_sync`` and its handling of unused parameters; its buckets only say which gradients are ready.
+What travels together are thinwire's own groups: DDP re-buckets after the first step and begins with other buckets after a
+restart, and where blocks begin and what is drawn at random must not depend on that. No postponed annotations in this file:
+DDP inspects the hook's and refuses strings.
 """
 
-import time
-from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # missing from torch's stubs
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.comm.scheduler import Ticket
+from thinwire.comm import Ticket
 from thinwire.core import ConfigError, TensorSpec
-from thinwire.engine.groups import Group
+from thinwire.engine.group_queue import GroupQueue
+from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
-
-MakeGroups = Callable[[list[TensorSpec]], list[Group]]
 
 
 class _Switch:
@@ -47,25 +46,26 @@ class DDPEngine:
 
     Args:
         parameters: the ones DDP averages, by name.
-        make_groups: cuts the tensors of a bucket into fusion groups.
+        regrouping: the fusion groups, and when they change.
     """
 
     def __init__(
         self,
         module: DistributedDataParallel,
         parameters: dict[str, torch.nn.Parameter],
-        make_groups: MakeGroups,
+        regrouping: Regrouping,
         session: Session,
     ) -> None:
         self.session = session
-        self._module, self._make_groups = module, make_groups
-        self._specs = {id(p): TensorSpec(name, tuple(p.shape), p.dtype, p.device) for name, p in parameters.items()}
-        self._groups: dict[tuple[int, ...], list[Group]] = {}
+        self._ticket: Ticket | None = None
+        self._module = module
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._switch = _switch_of(module)
         if self._switch.engine is not None:
             raise ConfigError("this DDP module already has thinwire attached; detach() that first")
         self._switch.engine = self
-        self._last_bucket_s = 0.0
+        self.queue = GroupQueue(session, regrouping, self._write)
+        self._reset()
 
     def detach(self) -> None:
         """Give the buckets back to plain averaging, which is what DDP does without a hook."""
@@ -75,34 +75,53 @@ class DDPEngine:
         return self._module.no_sync()
 
     def on_bucket(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Submit a bucket's groups; the future completes with the averaged bucket."""
-        keys = tuple(id(p) for p in bucket.parameters())
-        if keys not in self._groups:
-            self._groups[keys] = self._make_groups([self._specs[key] for key in keys])
-        for key in keys:
-            self.session.meter.gradient_ready(self._specs[key].fqn)
-        gradients = {self._specs[key].fqn: view for key, view in zip(keys, bucket.gradients(), strict=True)}
+        """Take note of a bucket's gradients and submit the groups that are complete, in their fixed order.
 
-        def write(tensor: TensorSpec, mean: Tensor) -> None:
-            gradients[tensor.fqn].copy_(mean)
+        DDP looks at the futures after the whole backward pass, so all of them complete together at the end of the step.
+        """
+        if not self._buckets:
+            # Errors raised here keep their type; out of a future DDP would get them as something it cannot read.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            name = self._names.get(id(parameter))
+            if name is not None:  # frozen since DDP was made: nobody waits for it
+                self.queue.add(name, view)
+        future = _new_future(bucket.buffer())
+        self._buckets.append((bucket.buffer(), future))
+        if bucket.is_last():
+            self.queue.submit_rest()
+            self._ticket = self.session.end_step(self._used(), self._finish)
+            buckets = self._buckets  # the training thread may go on, and reset, before the last future is set
+            self._ticket.then(lambda error: _complete(buckets, error))
+        return future
 
-        tickets = [self.session.submit(group, gradients, write) for group in self._groups[keys]]
-        if not bucket.is_last():
-            return _future(bucket.buffer(), tickets[-1])
-        self.session.meter.backward_ended()
-        self._last_bucket_s = time.perf_counter()
-        return self._end_step(bucket.buffer())
+    def _reset(self) -> None:
+        self.queue.clear()
+        self._buckets: list[tuple[Tensor, torch.futures.Future[Tensor]]] = []
+        self._ticket = None
 
-    def _end_step(self, buffer: Tensor) -> torch.futures.Future[Tensor]:
-        """The last bucket also carries the outcome: a skipped step leaves NaN in it, for scalers and users to see."""
+    def _write(self, tensor: TensorSpec, mean: Tensor) -> None:
+        self.queue.ready[tensor.fqn].copy_(mean)
 
-        def finish(counts: bool, flags: Tensor) -> None:
-            if not counts:
+    def _used(self) -> list[bool]:
+        """DDP does not tell which parameters were used; it fills in zeros for the others where it was told to look."""
+        if not self._module.find_unused_parameters:
+            return [True] * len(self._names)
+        return [bool(self.queue.ready[name].any()) for name in self._names.values()]
+
+    def _finish(self, counts: bool, used: list[bool]) -> None:
+        """A skipped step leaves NaN, for scalers and users to see."""
+        if not counts:
+            for buffer, _ in self._buckets:
                 buffer.fill_(float("nan"))
-            self.session.meter.waited(self._last_bucket_s)
-            self.session.end_books()
 
-        return _future(buffer, self.session.end_step(torch.empty(0, dtype=torch.uint8), finish))
+    def _end_backward(self) -> None:
+        if self._ticket is not None:
+            try:
+                self.session.wait(self._ticket)
+                self.queue.end_step()
+            finally:
+                self._reset()
 
 
 def _switch_of(module: DistributedDataParallel) -> _Switch:
@@ -118,14 +137,13 @@ def _switch_of(module: DistributedDataParallel) -> _Switch:
     return _switches[module]
 
 
-def _future(buffer: Tensor, ticket: Ticket) -> torch.futures.Future[Tensor]:
-    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
-
-    def finish(error: BaseException | None) -> None:
+def _complete(buckets: list[tuple[Tensor, torch.futures.Future[Tensor]]], error: BaseException | None) -> None:
+    for buffer, future in buckets:
         if error is None:
             future.set_result(buffer)
         else:
             future.set_exception(error)  # type: ignore[arg-type]  # the stub wants a result here
 
-    ticket.then(finish)
-    return future
+
+def _new_future(buffer: Tensor) -> torch.futures.Future[Tensor]:
+    return torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)

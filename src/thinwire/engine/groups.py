@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from thinwire.compressors.dense import Dense
 from thinwire.compressors.routing import Route
 from thinwire.core import Compressor, TensorSpec, UnitSpec, Wrapper, make
-from thinwire.feedback import with_feedback
+from thinwire.feedback import ErrorFeedback, with_feedback
 
 # Until the planner exists: nearly lossless with any optimizer (docs/results.md), 7.5 times fewer bytes than fp32.
 AUTO = "int4"
@@ -43,16 +44,23 @@ def _routes(compressor: Compressor) -> bool:
     return isinstance(compressor, Route) or (isinstance(compressor, Wrapper) and _routes(compressor.inner))
 
 
-def make_group(tensors: Sequence[TensorSpec], compressor: Compressor) -> Group:
-    """One unit per compressor, in order of first use."""
+def make_group(tensors: Sequence[TensorSpec], compressor: Compressor, *, whole: Collection[str] = ()) -> Group:
+    """One unit per compressor, in order of first use.
+
+    Args:
+        whole: names of tensors that are sent dense although the compressor would do otherwise.
+    """
     shares: dict[Compressor, list[TensorSpec]] = {}
     for tensor in tensors:
-        shares.setdefault(compressor.route(tensor), []).append(tensor)
+        chosen = compressor.route(tensor)
+        if tensor.fqn in whole and isinstance(chosen, ErrorFeedback):
+            chosen = ErrorFeedback(inner=Dense())  # what waits in its residual goes along
+        shares.setdefault(chosen, []).append(tensor)
     return Group(tuple(Unit(UnitSpec(tuple(members)), chosen) for chosen, members in shares.items()))
 
 
-def fingerprint(tensors: Sequence[TensorSpec], compressor: Compressor, fuse: str) -> int:
+def fingerprint(tensors: Sequence[TensorSpec], *settings: str) -> int:
     """64 bits that differ when model or settings differ; carried by every message."""
-    shapes = ";".join(f"{t.fqn}{t.shape}" for t in tensors)
-    digest = hashlib.blake2b(f"{compressor}/{fuse}/{shapes}".encode(), digest_size=8).digest()
+    model = [f"{t.fqn}{t.shape}{t.dtype}" for t in tensors]
+    digest = hashlib.blake2b(repr((model, settings)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")

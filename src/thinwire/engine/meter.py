@@ -19,17 +19,18 @@ class Meter:
         self._wait_s = 0.0
         self._spans: list[Span] = []
         self.recorder: Recorder | None = None
-        self.ready_s: dict[str, float] = {}
+        self._ready_s: dict[str, float] = {}
+        self.last_ready_s: dict[str, float] = {}  # of the last step: when each gradient was ready
         self.last_trace: Trace | None = None
 
     def gradient_ready(self, name: str) -> None:
         """Called when a gradient is complete; the first one begins the backward span."""
-        self.ready_s[name] = time.perf_counter()
+        self._ready_s[name] = time.perf_counter()
 
     def backward_ended(self) -> None:
         """Called after the last gradient, before waiting for communication."""
         now_s = time.perf_counter()
-        self._spans.append(Span("backward", min(self.ready_s.values(), default=now_s), now_s))
+        self._spans.append(Span("backward", min(self._ready_s.values(), default=now_s), now_s))
 
     def waited(self, since_s: float) -> None:
         """The training thread stood still for communication from ``since_s`` until now."""
@@ -48,7 +49,8 @@ class Meter:
         self._totals["skipped_steps"] += skipped
         spans = sorted([*self._spans, *self._scheduler.take_spans()], key=lambda span: span.start_s)
         self.last_trace = Trace(step, self._counting.rank, tuple(spans))
-        self._spans, self.ready_s = [], {}
+        self.last_ready_s = self._ready_s
+        self._spans, self._ready_s = [], {}
         if self.recorder is not None:
             self.recorder.step(step, self.stats(), self.last_trace, skipped=skipped)
 

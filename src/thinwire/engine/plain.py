@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.core import Broadcast, ConfigError, TensorSpec
-from thinwire.engine.groups import Group
+from thinwire.engine.group_queue import GroupQueue
+from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
+
+_attached: WeakSet[nn.Module] = WeakSet()
 
 
 class PlainEngine:
@@ -23,7 +27,7 @@ class PlainEngine:
 
     Args:
         parameters: the ones to average, by name.
-        groups: fusion groups in the order in which their gradients are expected.
+        regrouping: the fusion groups, and when they change.
         broadcast_buffers: rank 0's buffers (BatchNorm statistics) are given to all before each training forward, as DDP does.
     """
 
@@ -31,23 +35,27 @@ class PlainEngine:
         self,
         module: nn.Module,
         parameters: dict[str, nn.Parameter],
-        groups: list[Group],
+        regrouping: Regrouping,
         session: Session,
         *,
         broadcast_buffers: bool,
     ) -> None:
+        if module in _attached:
+            raise ConfigError("this module already has thinwire attached; detach() that first")
         self.session = session
-        self._parameters, self._groups = parameters, groups
+        self._module = module
+        self._parameters = parameters
         self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
-        self._group_of = {t.fqn: index for index, group in enumerate(groups) for t in group.tensors}
         self._syncing = True
         self._in_backward = False
+        self.queue = GroupQueue(session, regrouping, self._write)
         self._reset()
         self._handles = [p.register_post_accumulate_grad_hook(self._ready_hook(name)) for name, p in parameters.items()]
         self._share_start_values(module)
         self._buffers = [b for b in module.buffers() if b.is_floating_point()] if broadcast_buffers else []
         if self._buffers:
             self._handles.append(module.register_forward_pre_hook(self._share_buffers))
+        _attached.add(module)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -60,13 +68,13 @@ class PlainEngine:
 
     def detach(self) -> None:
         """Remove all hooks."""
+        _attached.discard(self._module)
         for handle in self._handles:
             handle.remove()
 
     def _reset(self) -> None:
-        self._missing = [len(group.tensors) for group in self._groups]
-        self._next_group = 0
-        self._ready: dict[str, Tensor] = {}
+        self.queue.clear()
+        self._accumulated: set[str] = set()
         self._received: dict[str, Tensor] = {}
 
     def _ready_hook(self, name: str):  # type: ignore[no-untyped-def]  # torch's own hook type is private
@@ -77,28 +85,19 @@ class PlainEngine:
 
     def _on_ready(self, name: str, parameter: nn.Parameter) -> None:
         if not self._syncing:
+            self._accumulated.add(name)
             return
         if not self._in_backward:
             self._in_backward = True
             # Runs when the whole backward pass is over; DDP and FSDP rely on the same callback.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-        if name in self._ready:
+        if name in self.queue.ready:
             raise ConfigError(
                 f"the gradient of {name} was ready twice in one backward pass; use non-reentrant activation "
                 "checkpointing (use_reentrant=False) or wrap all backward passes but the last in wire.no_sync()"
             )
-        self.session.meter.gradient_ready(name)
         assert parameter.grad is not None
-        self._ready[name] = parameter.grad
-        self._missing[self._group_of[name]] -= 1
-        while self._next_group < len(self._groups) and self._missing[self._next_group] == 0:
-            self._submit_next()
-
-    def _submit_next(self) -> None:
-        group = self._groups[self._next_group]
-        gradients = {t.fqn: self._ready[t.fqn] for t in group.tensors if t.fqn in self._ready}
-        self.session.submit(group, gradients, self._write)
-        self._next_group += 1
+        self.queue.add(name, parameter.grad)
 
     def _write(self, tensor: TensorSpec, mean: Tensor) -> None:
         """Means are views of their unit's buffer; they become the gradients at the end of the step, without a copy."""
@@ -107,19 +106,25 @@ class PlainEngine:
     def _end_backward(self) -> None:
         try:
             self._check_frozen()
-            while self._next_group < len(self._groups):
-                self._submit_next()
-            self.session.meter.backward_ended()
-            used = torch.tensor([name in self._ready for name in self._parameters], dtype=torch.uint8)
+            self._add_accumulated()
+            self.queue.submit_rest()
+            used = [name in self.queue.ready for name in self._parameters]
             self.session.wait(self.session.end_step(used, self._finish))
-            self.session.end_books()
+            self.queue.end_step()
         finally:
             self._in_backward = False
             self._reset()
 
-    def _finish(self, counts: bool, used: Tensor) -> None:
+    def _add_accumulated(self) -> None:
+        """What earlier passes under ``no_sync`` have left takes part, also where this last pass did not touch it."""
+        for name in self._accumulated - self.queue.ready.keys():
+            gradient = self._parameters[name].grad
+            if gradient is not None:
+                self.queue.add(name, gradient)
+
+    def _finish(self, counts: bool, used: list[bool]) -> None:
         """Parameters that no rank used keep their (missing) gradient; a skipped step leaves NaN, for scalers to see."""
-        for (name, parameter), was_used in zip(self._parameters.items(), used.tolist(), strict=True):
+        for (name, parameter), was_used in zip(self._parameters.items(), used, strict=True):
             if was_used:
                 parameter.grad = self._received[name] if counts else torch.full_like(parameter, float("nan"))
 

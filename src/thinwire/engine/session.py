@@ -34,7 +34,8 @@ class Session:
     """Exchanges the gradients of one model, step by step.
 
     A step either counts on all ranks or on none: states are replaced only after all ranks have agreed, at its end, that
-    every gradient was finite. Otherwise residuals and all other state stay as they were.
+    every gradient was finite. Otherwise residuals and all other state stay as they were. So they do for a tensor that no
+    rank has used: nobody applies its mean, so nothing may be taken out of its residual.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class Session:
         device = tensors[0].device
         self.scheduler = Scheduler(Framed(counting, config), device)
         self.states = StateStore(tensors, compressor)
+        self._names = [tensor.fqn for tensor in tensors]
         self.meter = Meter(self.scheduler, counting)
         self.step = 0
         self.seed = seed
-        self._device, self._scaler = device, scaler
-        self._rank, self._world_size = transport.rank, transport.world_size
+        self.device, self._scaler = device, scaler
+        self.rank, self._world_size = transport.rank, transport.world_size
         self._new_states: dict[Unit, State] = {}
         self._finite = True
         self._groups = 0
@@ -92,35 +94,38 @@ class Session:
             # The step will be skipped; what this rank sends for it no longer matters, but must be well-defined.
             self._finite = False
             x.zero_()
-        step = Step(self.step, unit.spec, self._rank, self._world_size, self.seed)
+        step = Step(self.step, unit.spec, self.rank, self._world_size, self.seed)
         return unit.compressor.exchange(x, self.states.of(unit), step)
 
-    def end_step(self, flags: Tensor, done: Callable[[bool, Tensor], None]) -> Ticket:
+    def end_step(self, used: Sequence[bool], done: Callable[[bool, list[bool]], None]) -> Ticket:
         """Agree over the ranks and finish the step.
 
         Args:
-            flags: small uint8 tensor of this rank; all ranks' are combined with "or".
-            done: gets whether the step counts, and the combined flags; called in the communication thread.
+            used: for each of the model's tensors, whether this rank has a gradient for it.
+            done: gets whether the step counts, and for each tensor whether any rank has used it; called in the
+                communication thread.
         """
+        assert len(used) == len(self._names)
 
         def agree() -> Generator[tuple[Request, ...], Any, Any]:
-            mine = torch.cat([torch.tensor([not self._finite], dtype=torch.uint8), flags])
-            (words,) = yield (AllGather(mine.to(self._device)),)
+            mine = torch.tensor([not self._finite, *used], dtype=torch.uint8)
+            (words,) = yield (AllGather(mine.to(self.device)),)
             return torch.stack(list(words)).amax(dim=0).cpu()
 
         word: list[Tensor] = []
 
         def close() -> None:
-            counts = not bool(word[0][0])
-            self._close_step(counts)
-            done(counts, word[0][1:])
+            bad, *used_anywhere = (bool(flag) for flag in word[0].tolist())
+            self._close_step(not bad, used_anywhere)
+            done(not bad, used_anywhere)
 
         self.scheduler.submit(agree, word.append, step=self.step, group=AGREEMENT_GROUP)
         return self.scheduler.flush(close)
 
-    def _close_step(self, counts: bool) -> None:
+    def _close_step(self, counts: bool, used_anywhere: Sequence[bool]) -> None:
         if counts:
-            self.states.commit(self._new_states)
+            unused = {name for name, used in zip(self._names, used_anywhere, strict=True) if not used}
+            self.states.commit(self._new_states, untouched=unused)
         self._new_states = {}
         self.last_skipped = not counts
         self._finite = True

@@ -5,7 +5,7 @@ DDP regroups its buckets after the first step and fusion plans change, so a unit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
@@ -33,9 +33,16 @@ class StateStore:
             self._unit_of.update(dict.fromkeys(names, unit))
         return self._in_use[unit]
 
-    def commit(self, states: Mapping[Unit, State]) -> None:
-        """Take over the states that a step has left."""
-        self._in_use.update(states)
+    def commit(self, states: Mapping[Unit, State], untouched: Collection[str] = ()) -> None:
+        """Take over the states that a step has left, except for tensors that keep what they had."""
+        for unit, state in states.items():
+            kept = [tensor.fqn for tensor in unit.spec.tensors if tensor.fqn in untouched]
+            self._in_use[unit] = self._with_kept(unit, state, kept) if kept else state
+
+    def _with_kept(self, unit: Unit, state: State, kept: Collection[str]) -> State:
+        old, new = cut(self._in_use[unit], unit), cut(state, unit)
+        names = [tensor.fqn for tensor in unit.spec.tensors]
+        return join([(old if name in kept else new)[name] for name in names], unit.compressor)
 
     def by_name(self) -> dict[str, State]:
         """A copy of everything, by parameter name."""

@@ -1,0 +1,62 @@
+"""Gradients in, groups out: the part of a step that all engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from thinwire.core import TensorSpec
+from thinwire.engine.groups import Group
+from thinwire.engine.regroup import Regrouping
+from thinwire.engine.session import Session
+
+
+class GroupQueue:
+    """Submits a group as soon as all its gradients are there *and* all groups before it were submitted.
+
+    So the order of submission is the same on all ranks, whatever becomes ready first.
+    """
+
+    def __init__(self, session: Session, regrouping: Regrouping, write: Callable[[TensorSpec, Tensor], None]) -> None:
+        self._session, self._regrouping, self._write = session, regrouping, write
+        self.use(regrouping.groups())
+
+    def use(self, groups: list[Group]) -> None:
+        """Change to other groups; only between steps."""
+        self._groups = groups
+        self._group_of = {tensor.fqn: index for index, group in enumerate(groups) for tensor in group.tensors}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the step."""
+        self.ready: dict[str, Tensor] = {}
+        self._missing = [len(group.tensors) for group in self._groups]
+        self._next = 0
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        """A gradient is ready."""
+        self._session.meter.gradient_ready(name)
+        self.ready[name] = gradient
+        self._missing[self._group_of[name]] -= 1
+        while self._next < len(self._groups) and self._missing[self._next] == 0:
+            self._submit_next()
+
+    def submit_rest(self) -> None:
+        """At the end of backward: what is still missing counts as zeros."""
+        while self._next < len(self._groups):
+            self._submit_next()
+        self._session.meter.backward_ended()
+
+    def end_step(self) -> None:
+        """After the wait: close the books, and change to other groups if the plan says so."""
+        self._session.end_books()
+        changed = self._regrouping.after_step(self._groups)
+        if changed is not None:
+            self.use(changed)
+
+    def _submit_next(self) -> None:
+        group = self._groups[self._next]
+        gradients = {tensor.fqn: self.ready[tensor.fqn] for tensor in group.tensors if tensor.fqn in self.ready}
+        self._session.submit(group, gradients, self._write)
+        self._next += 1

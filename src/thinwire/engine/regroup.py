@@ -1,0 +1,159 @@
+"""Fusion groups that follow what was measured.
+
+The first steps run with groups of a fixed size and are profiled. Then rank 0 plans and all ranks take over its plan at the
+same step; later it looks again at fixed intervals and plans anew when the measurements have drifted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from thinwire.core import AllGather, CheckpointError, Compressor, ConfigError, TensorSpec, Wrapper
+from thinwire.engine.groups import Group, make_group
+from thinwire.engine.profiling import WINDOW_STEPS, StepProfiler
+from thinwire.engine.session import Session
+from thinwire.fusion import FusionPlanner, Profile, ssfusion
+
+log = logging.getLogger(__name__)
+
+WARMUP_STEPS = 3  # connections, caches, allocations
+CHECK_EVERY_STEPS = 100
+DRIFT = 0.15
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """One planned group, by parameter names; what ranks agree on and checkpoints keep.
+
+    Args:
+        dense: members that are sent whole although the compressor would sparsify them.
+        density: of the other members; None leaves the compressor as it is.
+    """
+
+    names: tuple[str, ...]
+    dense: tuple[str, ...] = ()
+    density: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"names": list(self.names), "dense": list(self.dense), "density": self.density}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> GroupPlan:
+        return cls(tuple(values["names"]), tuple(values["dense"]), values["density"])
+
+
+class Regrouping:
+    """Decides, after each step, whether the groups change.
+
+    Args:
+        tensors: all tensors of the model, in the order in which their gradients are expected at first.
+    """
+
+    def __init__(
+        self, planner: FusionPlanner, tensors: Sequence[TensorSpec], compressor: Compressor, session: Session
+    ) -> None:
+        if planner.name == "ssfusion" and density_of(compressor) is None:
+            raise ConfigError(
+                f"fuse='ssfusion' weighs dense against sparse; {compressor} has no density. Use 'safusion'"
+            )
+        self._planner, self._compressor, self._session = planner, compressor, session
+        self._tensors = {tensor.fqn: tensor for tensor in tensors}
+        self._profiler = StepProfiler(tensors, density_of(compressor) or 1.0)
+        self._profile: Profile | None = None
+        self._steps = 0
+        self.plan = [GroupPlan(tuple(t.fqn for t in group)) for group in planner(tensors)]
+
+    def groups(self) -> list[Group]:
+        """The groups of the current plan."""
+        return [self._make(plan) for plan in self.plan]
+
+    def read(self, plan: list[dict[str, Any]]) -> list[GroupPlan]:
+        """A plan from a checkpoint.
+
+        Raises:
+            CheckpointError: it is of another model.
+        """
+        plans = [GroupPlan.from_json(values) for values in plan]
+        if sorted(name for one in plans for name in one.names) != sorted(self._tensors):
+            raise CheckpointError("the fusion plan in the checkpoint names other parameters than this model has")
+        return plans
+
+    def adopt(self, plan: list[GroupPlan]) -> None:
+        """Take over a plan; it stays until a later check finds that the measurements have drifted."""
+        self.plan = plan
+        self._steps = max(self._steps, WARMUP_STEPS + WINDOW_STEPS)
+
+    def after_step(self, groups: Sequence[Group]) -> list[Group] | None:
+        """Take in the step that has just ended; the new groups if all ranks change to others now."""
+        if not self._planner.needs_profile:
+            return None
+        self._steps += 1
+        trace = self._session.meter.last_trace
+        if trace is not None and self._steps > WARMUP_STEPS:
+            self._profiler.add(self._session.meter.last_ready_s, trace, [_elems(group) for group in groups])
+        if not self._is_time():
+            return None
+        mine = self._propose() if self._session.rank == 0 else None
+        agreed = self._share(mine)
+        if agreed is None:
+            return None
+        self.plan = agreed
+        log.info("fusion: %d groups from step %d on", len(agreed), self._session.step)
+        return self.groups()
+
+    def _is_time(self) -> bool:
+        """A function of the step count alone, so that all ranks ask at the same time."""
+        return self._steps == WARMUP_STEPS + WINDOW_STEPS or self._steps % CHECK_EVERY_STEPS == 0
+
+    def _propose(self) -> list[GroupPlan] | None:
+        profile = self._profiler.profile()
+        if self._profile is not None and self._profile.relative_drift(profile) <= DRIFT:
+            return None
+        self._profile = profile
+        if self._planner.name == "ssfusion":
+            return [
+                GroupPlan(_names(one.tensors), _names(one.dense), one.density if one.sparse else None)
+                for one in ssfusion(profile)
+            ]
+        return [GroupPlan(_names(group)) for group in self._planner.plan(profile)]
+
+    def _share(self, plan: list[GroupPlan] | None) -> list[GroupPlan] | None:
+        """Rank 0's plan, or None where it keeps the old one. The others send an empty message."""
+        text = "" if plan is None else json.dumps([one.to_json() for one in plan])
+        mine = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(self._session.device)
+        first = self._session.ask(AllGather(mine, varying=True))[0]
+        received = bytes(first.cpu().tolist())
+        return None if received == b"\0" else [GroupPlan.from_json(one) for one in json.loads(received)]
+
+    def _make(self, plan: GroupPlan) -> Group:
+        compressor = self._compressor if plan.density is None else with_density(self._compressor, plan.density)
+        return make_group([self._tensors[name] for name in plan.names], compressor, whole=plan.dense)
+
+
+def density_of(compressor: Compressor) -> float | None:
+    """The density of a sparsifier, also inside wrappers."""
+    if isinstance(compressor, Wrapper):
+        return density_of(compressor.inner)
+    return getattr(compressor, "density", None)
+
+
+def with_density(compressor: Compressor, density: float) -> Compressor:
+    """The same compressor at another density."""
+    if isinstance(compressor, Wrapper):
+        return replace(compressor, inner=with_density(compressor.inner, density))
+    assert any(f.name == "density" for f in fields(compressor))  # type: ignore[arg-type]
+    return replace(compressor, density=density)  # type: ignore[type-var]
+
+
+def _names(tensors: Sequence[TensorSpec]) -> tuple[str, ...]:
+    return tuple(tensor.fqn for tensor in tensors)
+
+
+def _elems(group: Group) -> int:
+    return sum(unit.spec.numel for unit in group.units)

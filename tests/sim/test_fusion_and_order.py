@@ -1,0 +1,173 @@
+"""Every element is averaged exactly once, whatever the shapes, caps, compressors and completion times."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+import torch
+from contract.menagerie import BY_NAME
+from contract.world import World, run_unit
+from hypothesis import given
+from hypothesis import strategies as st
+from sim.threads import ThreadedWorld, run_ranks
+from torch import Tensor
+
+from thinwire import make
+from thinwire.comm import Delayed, Tag, simulate
+from thinwire.comm.merge import merge
+from thinwire.core import AllReduce, Compressor, Exchange, Exchanged, Step, TensorSpec, UnitSpec
+from thinwire.engine.groups import make_group, prepare
+from thinwire.engine.session import Session
+from thinwire.fusion import fixed_groups, parse_fusion
+
+MIXED = ("dense", "ef | topk(density=0.1) | fp16", "powersgd(rank=2)", "int4", "threshold(value=0.5)", "sign", "randomk")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_units_in_a_merged_group_do_as_they_do_alone(world_size: int) -> None:
+    names = ("conv", "unlike", "low_rank", "scalar", "ties", "prime", "huge")
+    pairs = [(make(text), BY_NAME[name]) for text, name in zip(MIXED, names, strict=True)]
+    alone = [
+        run_unit(compressor, one.unit, [[one.gradient(rank, 0) for rank in range(world_size)]])[0].results
+        for compressor, one in pairs
+    ]
+
+    def group(rank: int) -> list[Exchange]:
+        return [
+            compressor.exchange(one.gradient(rank, 0), compressor.init(one.unit), Step(0, one.unit, rank, world_size))
+            for compressor, one in pairs
+        ]
+
+    for rank, results in enumerate(simulate([merge(group(rank)) for rank in range(world_size)])):
+        for expected, result in zip(alone, results, strict=True):
+            assert torch.equal(result.mean, expected[rank].mean)
+            assert result.state.keys() == expected[rank].state.keys()
+            assert all(torch.equal(result.state[key], value) for key, value in expected[rank].state.items())
+
+
+def test_a_group_sends_one_message_per_kind_and_round() -> None:
+    units = [UnitSpec.flat(100, f"u{i}") for i in range(5)]
+    compressors = [make(text) for text in ("dense", "dense", "topk", "sign", "powersgd")]
+    rounds: list[list[str]] = []
+    merged = merge([c.exchange(torch.randn(100), c.init(u), Step(0, u)) for c, u in zip(compressors, units, strict=True)])
+    replies = None
+    while True:
+        try:
+            requests = merged.send(replies)
+        except StopIteration:
+            break
+        rounds.append([type(request).__name__ for request in requests])
+        replies = tuple(r.tensor if isinstance(r, AllReduce) else [r.message] for r in requests)
+    assert rounds == [["AllReduce", "AllGather"], ["AllReduce"]]
+
+
+shapes = st.lists(st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple), min_size=1, max_size=9)
+
+
+@given(shapes=shapes, cap_bytes=st.integers(0, 600))
+def test_groups_partition_the_tensors_in_order(shapes: list[tuple[int, ...]], cap_bytes: int) -> None:
+    tensors = [TensorSpec(f"t{i}", shape) for i, shape in enumerate(shapes)]
+    groups = fixed_groups(tensors, cap_bytes)
+    assert [tensor for group in groups for tensor in group] == tensors
+    assert all(len(group) == 1 or 4 * sum(t.numel for t in group) <= cap_bytes for group in groups)
+
+
+@given(
+    shapes=shapes,
+    fuse=st.sampled_from(["none", "auto", "64", "1KiB"]),
+    spec=st.sampled_from(["dense", "topk(density=1.0)", "route(min_elems=8) | topk(density=1.0)", "threshold(value=0)"]),
+    delays=st.lists(st.sampled_from([0.0, 0.0, 0.003]), min_size=16, max_size=16),
+)
+def test_every_element_is_averaged_exactly_once(
+    shapes: list[tuple[int, ...]], fuse: str, spec: str, delays: Sequence[float]
+) -> None:
+    """Through scheduler, framing and merging, with ranks and messages that complete late, each in its own way."""
+    tensors = [TensorSpec(f"t{i}", shape) for i, shape in enumerate(shapes)]
+    compressor = prepare(spec)
+    groups = [make_group(group, compressor) for group in parse_fusion(fuse)(tensors)]
+    world = ThreadedWorld(2)
+
+    def rank(index: int) -> list[dict[str, list[Tensor]]]:
+        def delay_s(tag: Tag) -> float:
+            return delays[(tag.group + tag.round + 5 * index) % len(delays)]
+
+        session = Session(
+            Delayed(world.transport(index), delay_s), tensors, compressor, config=1, seed=0, scaler=None
+        )
+        written = []
+        for step in range(2):
+            means: dict[str, list[Tensor]] = {tensor.fqn: [] for tensor in tensors}
+            for group in groups:
+                gradients = {t.fqn: _gradient(t, index, step) for t in group.tensors}
+                session.submit(group, gradients, lambda tensor, mean, into=means: into[tensor.fqn].append(mean.clone()))
+            session.wait(session.end_step(torch.empty(0, dtype=torch.uint8), lambda counts, flags: None))
+            written.append(means)
+        session.scheduler.close()
+        return written
+
+    for written in run_ranks(rank, 2):
+        for step, means in enumerate(written):
+            for tensor in tensors:
+                expected = (_gradient(tensor, 0, step) + _gradient(tensor, 1, step)) / 2
+                assert [one.tolist() for one in means[tensor.fqn]] == [expected.tolist()]
+
+
+def _gradient(tensor: TensorSpec, rank: int, step: int) -> Tensor:
+    """Whole numbers, so that sums are exact; never zero, so that a threshold of 0 sends them."""
+    values = torch.arange(tensor.numel, dtype=torch.float32).view(tensor.shape)
+    return values * 4 + 1 + 2 * rank + 8 * step
+
+
+class _Chatty(Compressor):
+    """Needs many rounds."""
+
+    name = "chatty"
+
+    def exchange(self, x: Tensor, state: dict[str, Tensor], step: Step) -> Exchange:
+        for _ in range(step.unit.numel):
+            x = yield AllReduce(x)
+        return Exchanged(x, None, state)
+
+    def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
+        return unit.numel * AllReduce(torch.empty(unit.numel)).sent_bytes(world_size)
+
+
+def test_messages_are_started_in_the_same_order_on_all_ranks() -> None:
+    """Groups of one to five rounds, ranks that are late in opposite ways: only the order of submission counts."""
+    orders: list[list[Tag]] = [[] for _ in range(2)]
+    world = ThreadedWorld(2)
+    tensors = [TensorSpec(f"t{rounds}", (rounds,)) for rounds in (5, 1, 3, 2, 4)]
+
+    def rank(index: int) -> None:
+        transport = Delayed(world.transport(index, orders[index]), lambda tag: 0.002 * ((tag.group + index) % 2))
+        session = Session(transport, tensors, _Chatty(), config=1, seed=0, scaler=None)
+        for tensor in tensors:
+            session.submit(make_group([tensor], _Chatty()), {tensor.fqn: torch.ones(tensor.shape)}, lambda *_: None)
+        session.wait(session.end_step(torch.empty(0, dtype=torch.uint8), lambda counts, flags: None))
+        session.scheduler.close()
+
+    run_ranks(rank, 2)
+    assert orders[0] == orders[1]
+    assert len(orders[0]) == 5 + 1 + 3 + 2 + 4 + 1
+    assert not [thread for thread in threading.enumerate() if thread.name == "thinwire-comm"]
+
+
+def test_regrouping_keeps_the_residuals() -> None:
+    """DDP rebuilds its buckets after the first step; what waits in residuals must move along."""
+    specimen = BY_NAME["unlike"]
+    tensors = specimen.unit.tensors
+    world = World(tensors, make("ef | topk(density=0.2)"), 2)
+    given_sum, got_sum = torch.zeros(specimen.unit.numel), torch.zeros(specimen.unit.numel)
+    for step, groups in enumerate(([tensors], [tensors[:2], tensors[2:]], [tensors[3:], tensors[:3]])):
+        gradients = [specimen.gradient(rank, step) for rank in range(2)]
+        given_sum += (gradients[0] + gradients[1]) / 2
+        split = [dict(zip([t.fqn for t in tensors], g.split(specimen.unit.sizes), strict=True)) for g in gradients]
+        means = world.step([world.group(group) for group in groups], split)[0]
+        got_sum += torch.cat([means[tensor.fqn] for tensor in tensors])
+    waiting = [torch.cat([store.by_name()[t.fqn]["residual"] for t in tensors]) for store in world.stores]
+    applied_or_waiting = (got_sum + (waiting[0] + waiting[1]) / 2).split(specimen.unit.sizes)
+    for got, expected in zip(applied_or_waiting, given_sum.split(specimen.unit.sizes), strict=True):
+        magnitude = float(expected.abs().max()) if expected.numel() else 0.0
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-5 * magnitude)
