@@ -46,7 +46,10 @@ def bench_step_command(
         list[str] | None, typer.Option(help="A compressor; give it again for more. (default: a selection)")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="One of every registered compressor.")] = False,
-    model: Annotated[str, typer.Option(help="Size of the GPT: tiny, small or medium.")] = "small",
+    fuse: Annotated[list[str] | None, typer.Option(help="How to fuse; give it again for more. (default: auto)")] = None,
+    model: Annotated[str, typer.Option(help="A GPT: tiny, small or medium; or cnn.")] = "small",
+    seq: Annotated[int, typer.Option(help="Bytes per window.", min=32)] = 128,
+    batch: Annotated[int, typer.Option(help="Windows per host and step.", min=1)] = 5,
     hosts: Annotated[int, typer.Option(help="Number of hosts.", min=2)] = 4,
     rounds: Annotated[int, typer.Option(help="Turns of every contestant.", min=1)] = 4,
     steps: Annotated[int, typer.Option(help="Steps per turn.", min=1)] = 4,
@@ -66,7 +69,9 @@ def bench_step_command(
         with Lab(hosts) as lab:
             for rate in rates.split(","):
                 lab.set_rate(None, rate)
-                turns = _turns(Workload(model=model), specs, rate, rounds, steps)
+                turns = _turns(
+                    Workload(model=model, seq=seq, batch=batch), specs, fuse or ["auto"], rate, rounds, steps
+                )
                 cells += _measure(console, lab, turns, rate)
     except KeyboardInterrupt:
         console.print("[yellow]Stopped. What was measured so far follows.[/]")
@@ -86,25 +91,30 @@ def _all_specs() -> list[str]:
     return [str(compressor_class(name).examples()[0]) for name in names]
 
 
-def _turns(workload: Workload, specs: list[str], rate: str, rounds: int, steps: int) -> Turns:
+def _turns(workload: Workload, specs: list[str], fuse: list[str], rate: str, rounds: int, steps: int) -> Turns:
     import thinwire
     from thinwire.demo.interleaved import Turns
     from thinwire.demo.settings import Contestant
     from thinwire.lab import parse_rate
 
-    def contestant(name: str, mode: str, spec: str = "auto") -> Contestant:
+    def contestant(name: str, mode: str, spec: str = "auto", how: str = "auto") -> Contestant:
         return Contestant(
             name=name,
             label=name,
             mode=mode,  # type: ignore[arg-type]
             workload=workload,
             compress=spec,
+            fuse=how,
             bits_per_s=parse_rate(rate),
         )
 
     for spec in specs:
         thinwire.make(spec) if spec != "auto" else None
-    ours = [contestant(f"thinwire {spec}", "thinwire", spec) for spec in specs]
+    ours = [
+        contestant(f"thinwire {spec}" + (f", {how}" if len(fuse) > 1 else ""), "thinwire", spec, how)
+        for spec in specs
+        for how in fuse
+    ]
     everybody = (contestant("floor", "floor"), contestant("stock DDP", "ddp"), *ours)
     return Turns(contestants=everybody, rounds=rounds, steps_per_turn=steps)
 

@@ -84,4 +84,6 @@ def _attach(
     if contestant.emulated and contestant.bits_per_s is not None:
         assert dist.group.WORLD is not None
         transport = Throttled(TorchDistTransport(dist.group.WORLD), contestant.bits_per_s)
-    return thinwire.attach(model, optimizer, compress=contestant.compress, transport=transport, timeout_s=timeout_s)
+    return thinwire.attach(
+        model, optimizer, compress=contestant.compress, fuse=contestant.fuse, transport=transport, timeout_s=timeout_s
+    )

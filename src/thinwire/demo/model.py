@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-VOCABULARY = 256
+from thinwire.demo.cnn import VOCABULARY, ByteCNN
+
+CNN = "cnn"  # not a GPT: for benchmarks of models with many small tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +94,14 @@ class GPT(nn.Module):
 
 
 def check_size(size: str) -> None:
-    """Raise a ValueError unless ``size`` is one of :data:`SIZES`."""
-    if size not in SIZES:
-        raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
+    """Raise a ValueError unless ``size`` is one of :data:`SIZES` or ``cnn``."""
+    if size not in SIZES and size != CNN:
+        raise ValueError(f"unknown model {size!r}: expected one of {', '.join([*SIZES, CNN])}")
 
 
-def build_model(size: str, max_time: int, seed: int) -> GPT:
+def build_model(size: str, max_time: int, seed: int) -> nn.Module:
     """Build the model called ``size``; the same seed gives the same weights on every rank."""
     check_size(size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return GPT(SIZES[size], max_time)
+        return ByteCNN() if size == CNN else GPT(SIZES[size], max_time)

@@ -60,6 +60,7 @@ class Contestant:
     mode: Mode
     workload: Workload
     compress: str = "auto"  # only for mode "thinwire"
+    fuse: str = "auto"  # likewise
     network: str = ""  # as the report shows it
     bits_per_s: int | None = None  # of each host's link; None: unshaped
     emulated: bool = False  # thinwire's transport is throttled in place of a shaped network

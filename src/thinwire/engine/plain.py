@@ -14,10 +14,11 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from thinwire.core import Broadcast, ConfigError, TensorSpec
+from thinwire.core import ConfigError, TensorSpec
 from thinwire.engine.group_queue import GroupQueue
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
+from thinwire.engine.sharing import share
 
 _attached: WeakSet[nn.Module] = WeakSet()
 
@@ -51,7 +52,7 @@ class PlainEngine:
         self.queue = GroupQueue(session, regrouping, self._write)
         self._reset()
         self._handles = [p.register_post_accumulate_grad_hook(self._ready_hook(name)) for name, p in parameters.items()]
-        self._share_start_values(module)
+        share([*module.parameters(), *module.buffers()], session)  # all start from rank 0's values, as with DDP
         self._buffers = [b for b in module.buffers() if b.is_floating_point()] if broadcast_buffers else []
         if self._buffers:
             self._handles.append(module.register_forward_pre_hook(self._share_buffers))
@@ -136,21 +137,6 @@ class PlainEngine:
                     "detach() and attach() again after unfreezing"
                 )
 
-    def _share_start_values(self, module: nn.Module) -> None:
-        """All ranks start from rank 0's parameters and buffers, as with DDP."""
-        with torch.no_grad():
-            for tensor in [*module.parameters(), *module.buffers()]:
-                self._broadcast(tensor)
-
     def _share_buffers(self, module: nn.Module, _: object) -> None:
         if module.training and self._syncing and not self._in_backward:
-            with torch.no_grad():
-                for buffer in self._buffers:
-                    self._broadcast(buffer)
-
-    def _broadcast(self, tensor: Tensor) -> None:
-        """As bytes: every dtype travels, on every backend."""
-        flat = tensor.detach().contiguous().view(-1)
-        if flat.numel():
-            got = self.session.ask(Broadcast(flat.view(torch.uint8)))
-            tensor.copy_(got.view(tensor.dtype).view(tensor.shape))
+            share(self._buffers, self.session)

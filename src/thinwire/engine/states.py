@@ -62,9 +62,9 @@ class StateStore:
             layout = self._compressors[fqn].layout()
             _check_names(f"state of {fqn}", set(pieces[fqn]), set(layout))
             for key, value in pieces[fqn].items():
-                if value.numel() != layout[key].numel(tensor):
+                if value.shape != (layout[key].numel(tensor),):
                     raise CheckpointError(
-                        f"{key} of {fqn} has {value.numel()} elements, expected {layout[key].numel(tensor)}; "
+                        f"{key} of {fqn} has {value.numel()} elements, expected {layout[key].numel(tensor)} in one row; "
                         "load a checkpoint of the same model and compressor"
                     )
         self._in_use.clear()
