@@ -81,9 +81,13 @@ class NarrowLayout:
     limit: Tensor
     continues: Tensor  # bool: the entry before lies in the same row or bank, so its local index must be smaller
 
+    def to(self, device: torch.device) -> NarrowLayout:
+        """The same layout on another device; do it once, not per call."""
+        return NarrowLayout(*(t.to(device) for t in (self.base, self.stride, self.limit, self.continues)))
+
 
 def row_layout(offsets: Sequence[int], row_lengths: Sequence[int], ks: Sequence[int]) -> NarrowLayout:
-    """The layout of what `row_topk` returns for the same arguments."""
+    """The layout of what `row_topk` returns for the same arguments, on the CPU; `.to(device)` for indices elsewhere."""
     bounds = check.segments(offsets, offsets[-1])
     parts = []
     for start, stop, length, k in zip(bounds[:-1], bounds[1:], row_lengths, ks, strict=True):
@@ -93,7 +97,7 @@ def row_layout(offsets: Sequence[int], row_lengths: Sequence[int], ks: Sequence[
 
 
 def bank_layout(offsets: Sequence[int], banks: Sequence[int], k: int) -> NarrowLayout:
-    """The layout of what `bank_topk` returns for the same arguments."""
+    """The layout of what `bank_topk` returns for the same arguments, on the CPU; `.to(device)` for indices elsewhere."""
     bounds = check.segments(offsets, offsets[-1])
     parts = []
     for start, stop, bank_count in zip(bounds[:-1], bounds[1:], banks, strict=True):

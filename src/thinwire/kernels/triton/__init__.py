@@ -1,0 +1,39 @@
+"""The kernels of `thinwire.kernels.reference` for CUDA tensors, in Triton; importing this needs the `triton` package.
+
+They were tested bit for bit under Triton's interpreter and compiled for GPUs, but never run on one: nothing is known of
+their speed. `delta16` and `bitmap` index codings are the reference itself, which is integer torch code that runs on any
+device. Floating-point operations never fall back: torch on CUDA rounds some of them (division by a scalar, `cumsum`,
+`index_add_`) in another way than on the CPU, whose results are the definition.
+"""
+
+from thinwire.kernels.reference_codings import bitmap_pack, bitmap_unpack, delta16_pack, delta16_unpack
+from thinwire.kernels.triton.bits import pack_bits, unpack_bits
+from thinwire.kernels.triton.measures import all_finite, compensate, segment_amax, segment_moments
+from thinwire.kernels.triton.quantize import int4_decode, int4_encode, int8_decode, int8_encode
+from thinwire.kernels.triton.scatter import scatter_mean
+from thinwire.kernels.triton.select import bank_topk, ef_threshold_pack, ef_topk, row_topk
+
+__all__ = [
+    "NAME",
+    "all_finite",
+    "bank_topk",
+    "bitmap_pack",
+    "bitmap_unpack",
+    "compensate",
+    "delta16_pack",
+    "delta16_unpack",
+    "ef_threshold_pack",
+    "ef_topk",
+    "int4_decode",
+    "int4_encode",
+    "int8_decode",
+    "int8_encode",
+    "pack_bits",
+    "row_topk",
+    "scatter_mean",
+    "segment_amax",
+    "segment_moments",
+    "unpack_bits",
+]
+
+NAME = "triton"
