@@ -72,6 +72,29 @@ def test_optimal_is_the_best_of_all_contiguous_groupings(profile: Profile) -> No
     assert simulate_step(profile, optimal_groups(profile)).finish_s == pytest.approx(best_s, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "ready_s", "encode_points", "message_points"),
+    [
+        ([5, 5, 5, 5], [1, 1, 2, 4], [(0, 3), (10, 8)], [(0, 1), (40, 9)]),
+        ([5, 10, 3, 3], [0, 0, 3, 3], [(0, 3), (3, 5), (10, 5)], [(0, 0), (16, 0), (40, 7)]),
+        ([2, 1, 5, 3, 3], [3, 3, 3, 4, 4], [(0, 1), (10, 3)], [(0, 0), (16, 0), (40, 5)]),
+    ],
+)
+def test_optimal_keeps_an_early_encoder_where_encoding_is_the_bottleneck(
+    sizes: list[int],
+    ready_s: list[float],
+    encode_points: list[tuple[float, float]],
+    message_points: list[tuple[float, float]],
+) -> None:
+    """Found by search: here the plan whose wire is free first is the wrong one to continue."""
+    tensors = [
+        TensorProfile(TensorSpec(f"t{i}", (s,)), at) for i, (s, at) in enumerate(zip(sizes, ready_s, strict=True))
+    ]
+    profile = Profile(tuple(tensors), Curve(tuple(encode_points)), Curve(tuple(message_points)))
+    best_s = min(simulate_step(profile, groups).finish_s for groups in _all_groupings(profile))
+    assert simulate_step(profile, optimal_groups(profile)).finish_s == pytest.approx(best_s, rel=1e-9)
+
+
 def _all_groupings(profile: Profile) -> list[Groups]:
     if not profile.specs:
         return [[]]

@@ -76,6 +76,12 @@ def test_the_drawing_shows_three_lanes_and_the_wait() -> None:
     ]
 
 
+def test_the_shortest_message_still_gets_a_cell() -> None:
+    sent = [Sent(1, 1.0, 1.0, 1.001, 1.001, 1.002), Sent(1, 9.0, 9.0, 9.001, 9.001, 10.0)]
+    backward, encode, wire = draw(Timeline(tuple(sent), 9.0), width=10).splitlines()[:3]
+    assert (backward, encode, wire) == ("backward 011111111·", "encode   ·0·······1", "wire     ·0·······1")
+
+
 def test_the_drawing_has_nothing_that_rich_takes_for_markup() -> None:
     many = [Sent(1, i + 1.0, i + 1.0, i + 1.5, i + 1.5, i + 2.0) for i in range(80)]
     text = draw(Timeline(tuple(many), 80.0))

@@ -95,7 +95,8 @@ class PlainEngine:
         if name in self.queue.ready:
             raise ConfigError(
                 f"the gradient of {name} was ready twice in one backward pass; use non-reentrant activation "
-                "checkpointing (use_reentrant=False) or wrap all backward passes but the last in wire.no_sync()"
+                "checkpointing (use_reentrant=False) or wrap all backward passes but the last in wire.no_sync(). If the "
+                "backward pass before this one was interrupted by an error, detach() and attach() again on all ranks"
             )
         assert parameter.grad is not None
         self.queue.add(name, parameter.grad)

@@ -113,7 +113,8 @@ class Regrouping:
 
     def _propose(self) -> list[GroupPlan] | None:
         profile = self._profiler.profile()
-        if self._profile is not None and self._profile.relative_drift(profile) <= DRIFT:
+        in_use = [tuple(self._tensors[name] for name in group.names) for group in self.plan]
+        if self._profile is not None and self._profile.relative_drift(profile, in_use) <= DRIFT:
             return None
         self._profile = profile
         if self._planner.name == "ssfusion":

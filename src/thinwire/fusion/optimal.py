@@ -2,12 +2,13 @@
 
 Dynamic programming over prefixes. What a prefix leaves behind is the pair (wire free, encoder free); the next message can
 only be later if either is later, so per prefix it is enough to keep the pairs that no other pair beats in both, and the
-result is exact. Two exact reductions keep these frontiers short:
+result is exact. Three exact reductions keep these frontiers short:
 
 - Before the next gradient is there nobody needs the encoder, and before it is encoded nobody needs the wire: free times
   are rounded up to that moment, and pairs that differed only in idle time become equal.
-- When no group takes longer to encode than to send, an encoder that is free ``longest encode`` before another plan's
-  wire will never make the wire wait longer than that plan does: the other plan is beaten by the wire alone.
+- An encoder that is free so early that no later group can make another plan's wire wait for it (``encoder_lead_s``) need
+  not be earlier: that other plan is beaten by the wire alone.
+- A first search that keeps a few pairs per prefix finds a good plan; pairs whose unavoidable rest ends later are dropped.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ from typing import NamedTuple
 from thinwire.fusion.groups import Groups, groups_of_counts
 from thinwire.fusion.profile import Profile
 
+# Sums in another order differ in the last bits; a plan must not be lost for that.
+_ROUNDING = 1 + 1e-9
+# With one state per prefix the first plan is up to 28 % worse than the best, with three mostly within 1 %.
+_FIRST_WIDTH = 3
+
 
 class _State(NamedTuple):
     """A plan for the first ``end`` tensors; ordered so that the better comes first."""
@@ -29,6 +35,14 @@ class _State(NamedTuple):
     groups: int
     end: int
     before: _State | None
+
+
+class _Rest(NamedTuple):
+    """What is known of all groupings of the tensors behind a prefix."""
+
+    wire_s: float  # the least from here to the end on the wire
+    encoder_s: float  # the least from here to the end, if the encoder is the bottleneck
+    encoder_lead_s: float  # the most by which encoding may overrun the messages sent meanwhile
 
 
 class _Costs(NamedTuple):
@@ -43,14 +57,10 @@ def optimal_groups(profile: Profile) -> Groups:
     if not profile.tensors:
         return []
     costs = _group_costs(profile)
-    leads_s, count = _encoder_leads(costs), len(profile.tensors)
-    frontiers = [[_State(0.0, 0.0, 0, 0, None)]]
-    for end in range(1, count + 1):
-        reached = _extend(frontiers, costs, profile.ready_s[end - 1])
-        if end < count:
-            reached = _rounded_up(reached, profile.ready_s[end], min(costs.encode_s[end]))
-        frontiers.append(_undominated(reached, leads_s[end]))
-    return groups_of_counts(profile.specs, _counts(frontiers[-1][0]))
+    rests = _rests(costs)
+    good = _search(profile, costs, rests, width=_FIRST_WIDTH, bound_s=math.inf)
+    best = _search(profile, costs, rests, width=None, bound_s=good.wire_free_s * _ROUNDING)
+    return groups_of_counts(profile.specs, _counts(best))
 
 
 def _group_costs(profile: Profile) -> _Costs:
@@ -63,29 +73,45 @@ def _group_costs(profile: Profile) -> _Costs:
     )
 
 
-def _encoder_leads(costs: _Costs) -> list[float]:
-    """Per prefix, how long before the wire the encoder must be free so that no later group waits for it in vain.
-
-    The largest sum of encode times minus the messages sent meanwhile, over all ways to group what follows.
-    """
+def _rests(costs: _Costs) -> list[_Rest]:
+    """One per prefix, from the last to the first."""
     count = len(costs.encode_s)
-    leads_s = [0.0] * (count + 1)
+    rests = [_Rest(0.0, 0.0, 0.0)] * (count + 1)
     for start in reversed(range(count)):
-        groups = zip(costs.encode_s[start], costs.message_s[start], leads_s[start + 1 :], strict=True)
-        leads_s[start] = max(encode + max(0.0, lead - message) for encode, message, lead in groups)
-    return leads_s
+        groups = list(zip(costs.encode_s[start], costs.message_s[start], rests[start + 1 :], strict=True))
+        encode_to_end_s, message_to_end_s, _ = groups[-1]
+        rests[start] = _Rest(
+            min(message + rest.wire_s for _, message, rest in groups),
+            min([encode_to_end_s + message_to_end_s, *(encode + rest.encoder_s for encode, _, rest in groups[:-1])]),
+            max(encode + max(0.0, rest.encoder_lead_s - message) for encode, message, rest in groups),
+        )
+    return rests
 
 
-def _extend(frontiers: list[list[_State]], costs: _Costs, ready_s: float) -> list[_State]:
-    """All states behind one more group that ends at the next tensor, which is ready at ``ready_s``."""
+def _search(profile: Profile, costs: _Costs, rests: list[_Rest], width: int | None, bound_s: float) -> _State:
+    """The best plan with at most ``width`` states per prefix that may end by ``bound_s``."""
+    count = len(profile.tensors)
+    frontiers = [[_State(0.0, 0.0, 0, 0, None)]]
+    for end in range(1, count + 1):
+        reached = _extend(frontiers, costs, profile.ready_s[end - 1], rests[end], bound_s)
+        if end < count:
+            reached = _rounded_up(reached, profile.ready_s[end], min(costs.encode_s[end]))
+        frontiers.append(_thinned(_undominated(reached, rests[end].encoder_lead_s), width))
+    return frontiers[-1][0]
+
+
+def _extend(frontiers: list[list[_State]], costs: _Costs, ready_s: float, rest: _Rest, bound_s: float) -> list[_State]:
+    """All promising states behind one more group that ends at the next tensor, which is ready at ``ready_s``."""
     end = len(frontiers)
+    sent_by_s, encoded_by_s = bound_s - rest.wire_s, bound_s - rest.encoder_s
     reached: list[_State] = []
     for start, frontier in enumerate(frontiers):
         encode_s, message_s = costs.encode_s[start][end - start - 1], costs.message_s[start][end - start - 1]
         for state in frontier:
             encoded_s = max(ready_s, state.encoder_free_s) + encode_s
             sent_s = max(encoded_s, state.wire_free_s) + message_s
-            reached.append(_State(sent_s, encoded_s, state.groups + 1, end, state))
+            if sent_s <= sent_by_s and encoded_s <= encoded_by_s:
+                reached.append(_State(sent_s, encoded_s, state.groups + 1, end, state))
     return reached
 
 
@@ -97,14 +123,19 @@ def _rounded_up(states: Iterable[_State], ready_s: float, shortest_encode_s: flo
     return rounded
 
 
-def _undominated(states: list[_State], lead_s: float) -> list[_State]:
+def _undominated(states: list[_State], encoder_lead_s: float) -> list[_State]:
     frontier: list[_State] = []
     for state in sorted(states, key=lambda one: one[:3]):
-        if frontier and state.wire_free_s >= frontier[0].encoder_free_s + lead_s:
+        if frontier and state.wire_free_s >= frontier[0].encoder_free_s + encoder_lead_s:
             break
         if not frontier or state.encoder_free_s < frontier[-1].encoder_free_s:
             frontier.append(state)
     return frontier
+
+
+def _thinned(frontier: list[_State], width: int | None) -> list[_State]:
+    """Evenly over the frontier, from the earliest wire to the earliest encoder."""
+    return frontier if width is None else frontier[:: math.ceil(len(frontier) / width)]
 
 
 def _counts(state: _State) -> list[int]:

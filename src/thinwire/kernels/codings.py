@@ -1,5 +1,7 @@
 """How selected values and their indices become bytes, and back; damaged bytes are refused with a ValueError."""
 
+from __future__ import annotations
+
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
