@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
-from contract.menagerie import BY_NAME
-from contract.world import World, run_unit
 from hypothesis import given
 from hypothesis import strategies as st
-from sim.threads import ThreadedWorld, run_ranks
 from torch import Tensor
 
+from contract.menagerie import BY_NAME
+from contract.world import World, run_unit
+from sim.threads import ThreadedWorld, run_ranks
 from thinwire import make
 from thinwire.comm import Delayed, Tag, simulate
 from thinwire.comm.merge import merge
-from thinwire.core import AllReduce, Compressor, Exchange, Exchanged, Step, TensorSpec, UnitSpec
+from thinwire.comm.simulate import answer
+from thinwire.core import AllReduce, Compressor, Exchange, Exchanged, Reply, Request, Step, TensorSpec, UnitSpec
 from thinwire.engine.groups import make_group, prepare
 from thinwire.engine.session import Session
 from thinwire.fusion import fixed_groups, parse_fusion
 
-MIXED = ("dense", "ef | topk(density=0.1) | fp16", "powersgd(rank=2)", "int4", "threshold(value=0.5)", "sign", "randomk")
+MIXED = (
+    "dense",
+    "ef | topk(density=0.1) | fp16",
+    "powersgd(rank=2)",
+    "int4",
+    "threshold(value=0.5)",
+    "sign",
+    "randomk",
+)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -47,19 +57,27 @@ def test_units_in_a_merged_group_do_as_they_do_alone(world_size: int) -> None:
             assert all(torch.equal(result.state[key], value) for key, value in expected[rank].state.items())
 
 
+def _alone(request: Request) -> Reply:
+    """What a world of one replies."""
+    (reply,) = answer([request])
+    return reply
+
+
 def test_a_group_sends_one_message_per_kind_and_round() -> None:
     units = [UnitSpec.flat(100, f"u{i}") for i in range(5)]
     compressors = [make(text) for text in ("dense", "dense", "topk", "sign", "powersgd")]
     rounds: list[list[str]] = []
-    merged = merge([c.exchange(torch.randn(100), c.init(u), Step(0, u)) for c, u in zip(compressors, units, strict=True)])
-    replies = None
+    merged = merge(
+        [c.exchange(torch.randn(100), c.init(u), Step(0, u)) for c, u in zip(compressors, units, strict=True)]
+    )
+    replies: tuple[Reply, ...] | None = None
     while True:
         try:
             requests = merged.send(replies)
         except StopIteration:
             break
         rounds.append([type(request).__name__ for request in requests])
-        replies = tuple(r.tensor if isinstance(r, AllReduce) else [r.message] for r in requests)
+        replies = tuple(_alone(request) for request in requests)
     assert rounds == [["AllReduce", "AllGather"], ["AllReduce"]]
 
 
@@ -77,7 +95,9 @@ def test_groups_partition_the_tensors_in_order(shapes: list[tuple[int, ...]], ca
 @given(
     shapes=shapes,
     fuse=st.sampled_from(["none", "auto", "64", "1KiB"]),
-    spec=st.sampled_from(["dense", "topk(density=1.0)", "route(min_elems=8) | topk(density=1.0)", "threshold(value=0)"]),
+    spec=st.sampled_from(
+        ["dense", "topk(density=1.0)", "route(min_elems=8) | topk(density=1.0)", "threshold(value=0)"]
+    ),
     delays=st.lists(st.sampled_from([0.0, 0.0, 0.003]), min_size=16, max_size=16),
 )
 def test_every_element_is_averaged_exactly_once(
@@ -93,16 +113,14 @@ def test_every_element_is_averaged_exactly_once(
         def delay_s(tag: Tag) -> float:
             return delays[(tag.group + tag.round + 5 * index) % len(delays)]
 
-        session = Session(
-            Delayed(world.transport(index), delay_s), tensors, compressor, config=1, seed=0, scaler=None
-        )
+        session = Session(Delayed(world.transport(index), delay_s), tensors, compressor, config=1, seed=0, scaler=None)
         written = []
         for step in range(2):
             means: dict[str, list[Tensor]] = {tensor.fqn: [] for tensor in tensors}
             for group in groups:
                 gradients = {t.fqn: _gradient(t, index, step) for t in group.tensors}
-                session.submit(group, gradients, lambda tensor, mean, into=means: into[tensor.fqn].append(mean.clone()))
-            session.wait(session.end_step(torch.empty(0, dtype=torch.uint8), lambda counts, flags: None))
+                session.submit(group, gradients, partial(_note, means))
+            session.wait(session.end_step([True] * len(tensors), lambda counts, used: None))
             written.append(means)
         session.scheduler.close()
         return written
@@ -112,6 +130,10 @@ def test_every_element_is_averaged_exactly_once(
             for tensor in tensors:
                 expected = (_gradient(tensor, 0, step) + _gradient(tensor, 1, step)) / 2
                 assert [one.tolist() for one in means[tensor.fqn]] == [expected.tolist()]
+
+
+def _note(means: dict[str, list[Tensor]], tensor: TensorSpec, mean: Tensor) -> None:
+    means[tensor.fqn].append(mean.clone())
 
 
 def _gradient(tensor: TensorSpec, rank: int, step: int) -> Tensor:
@@ -145,7 +167,7 @@ def test_messages_are_started_in_the_same_order_on_all_ranks() -> None:
         session = Session(transport, tensors, _Chatty(), config=1, seed=0, scaler=None)
         for tensor in tensors:
             session.submit(make_group([tensor], _Chatty()), {tensor.fqn: torch.ones(tensor.shape)}, lambda *_: None)
-        session.wait(session.end_step(torch.empty(0, dtype=torch.uint8), lambda counts, flags: None))
+        session.wait(session.end_step([True] * len(tensors), lambda counts, used: None))
         session.scheduler.close()
 
     run_ranks(rank, 2)

@@ -68,7 +68,7 @@ class PowerSGD(Compressor):
         mean = _flatten([basis @ mean_q.T for basis, mean_q in zip(bases, mean_qs, strict=True)])
         for matrix, basis, local_q in zip(matrices, bases, local_qs, strict=True):
             matrix.addmm_(basis, local_q.T, alpha=-1)
-        return Exchanged(mean, x, {"q": q if self.reuse else self._fresh(step)})
+        return Exchanged(mean, x, {"q": self._next_q(mean_qs, step)})
 
     def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
         p_bytes = 4 * sum(t.matrix_shape[0] * self._columns(t) for t in unit.tensors)
@@ -81,9 +81,11 @@ class PowerSGD(Compressor):
     def _q_elems(self, tensor: TensorSpec) -> int:
         return tensor.matrix_shape[1] * self._columns(tensor)
 
-    def _fresh(self, step: Step) -> Tensor:
-        generator = step.generator("powersgd")
-        return torch.randn(sum(self._q_elems(t) for t in step.unit.tensors), generator=generator)
+    def _next_q(self, mean_qs: Sequence[Tensor], step: Step) -> Tensor:
+        if self.reuse:
+            return _flatten([_of_unit_magnitude(q) for q in mean_qs])
+        drawn = torch.randn(sum(q.numel() for q in mean_qs), generator=step.generator("powersgd"))
+        return drawn.to(mean_qs[0].device)
 
     def _unflatten(self, flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         parts = flat.split([rows * columns for rows, columns in shapes])
@@ -96,6 +98,11 @@ class PowerSGD(Compressor):
 
 def _flatten(matrices: Sequence[Tensor]) -> Tensor:
     return torch.cat([matrix.reshape(-1) for matrix in matrices])
+
+
+def _of_unit_magnitude(q: Tensor) -> Tensor:
+    """Q is as large as the gradient and only its columns' span matters; unscaled, M Q would overflow beyond 1e19."""
+    return q / q.abs().amax().clamp(min=torch.finfo(q.dtype).tiny) if q.numel() else q
 
 
 def _random_q(tensor: TensorSpec, columns: int) -> Tensor:

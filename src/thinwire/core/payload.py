@@ -28,6 +28,7 @@ _MAGIC = b"TWP1"
 _HEAD = struct.Struct("<4sB3x")
 _ENTRY = struct.Struct("<8sB3xI")
 _MAX_TENSORS = 16
+_NAME_BYTES = 8
 _CODE_OF: dict[torch.dtype, int] = {
     torch.uint8: 1,
     torch.int8: 2,
@@ -55,8 +56,12 @@ class Payload(dict[str, Tensor]):
         return _HEAD.size + _ENTRY.size * len(sizes) + data
 
     def to_bytes(self) -> Tensor:
-        """One contiguous uint8 tensor on the device of the tensors."""
-        assert 0 < len(self) <= _MAX_TENSORS, f"a payload holds 1 to {_MAX_TENSORS} tensors, got {len(self)}"
+        """One contiguous uint8 tensor on the device of the tensors.
+
+        Raises:
+            PayloadError: the layout cannot hold this; the message says what it can hold.
+        """
+        _check_contents(self)
         sizes = {name: (tensor.dtype, tensor.numel()) for name, tensor in self.items()}
         device = next(iter(self.values())).device
         buffer = torch.zeros(self.size(sizes), dtype=torch.uint8, device=device)
@@ -83,6 +88,20 @@ class Payload(dict[str, Tensor]):
             payload[name] = buffer[start : start + nbytes].view(dtype)
             start += _padded(nbytes)
         return payload
+
+
+def _check_contents(payload: Payload) -> None:
+    """A name that is cut or a shape that is lost would be noticed only by the receiver."""
+    if not 0 < len(payload) <= _MAX_TENSORS:
+        raise PayloadError(f"a payload holds 1 to {_MAX_TENSORS} tensors, got {len(payload)}")
+    for name, tensor in payload.items():
+        if not (name.isascii() and 0 < len(name) <= _NAME_BYTES):
+            raise PayloadError(f"the name {name!r} does not fit; expected 1 to {_NAME_BYTES} ASCII characters")
+        if tensor.dim() != 1 or tensor.dtype not in _CODE_OF:
+            known = ", ".join(str(dtype) for dtype in _CODE_OF)
+            raise PayloadError(
+                f"{name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}; expected a 1-D tensor of one of {known}"
+            )
 
 
 def _read_entries(buffer: Tensor) -> tuple[list[tuple[str, torch.dtype, int]], int]:

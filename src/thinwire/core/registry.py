@@ -72,8 +72,8 @@ def make(spec: str | Compressor) -> Compressor:
         return spec
     try:
         tree = ast.parse(spec.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise ConfigError(f"cannot read the compressor {spec!r}: {error.msg}. Write {_EXAMPLE}.") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"cannot read the compressor {spec!r}: {error}. Write {_EXAMPLE}.") from None
     return _join([_stage(node, spec) for node in _stages(tree)], spec)
 
 
@@ -94,7 +94,13 @@ def _stage(node: ast.expr, spec: str) -> tuple[type[Compressor], dict[str, Any]]
         cls = compressor_class(node.func.id)
         if node.args:
             raise ConfigError(f"arguments in {spec!r} need names, for example {_signature(cls)}.")
-        return cls, {_known(cls, word.arg): _literal(word.value, spec) for word in node.keywords}
+        arguments: dict[str, Any] = {}
+        for word in node.keywords:
+            name = _known(cls, word.arg)
+            if name in arguments:
+                raise ConfigError(f"{name!r} is given twice in {spec!r}; give it once.")
+            arguments[name] = _fitting(cls, name, _literal(word.value, spec))
+        return cls, arguments
     raise ConfigError(f"cannot read {ast.unparse(node)!r} in the compressor {spec!r}. Write {_EXAMPLE}.")
 
 
@@ -105,10 +111,22 @@ def _known(cls: type[Compressor], argument: str | None) -> str:
     raise ConfigError(f"{cls.name} has no argument {argument!r}. It takes: {', '.join(names) or 'none'}.")
 
 
+def _fitting(cls: type[Compressor], name: str, value: Any) -> Any:
+    """The value, if it is of the kind of its default: ``rank=2.5`` would fail much later, in the first step."""
+    default = next(f.default for f in fields(cls) if f.name == name)  # type: ignore[arg-type]
+    kind = type(default)
+    if kind not in (bool, int, float, str) or type(value) is kind or (kind is float and type(value) is int):
+        return value
+    raise ConfigError(f"{cls.name}: {name} is {value!r}; expected {_KINDS[kind]}, for example {name}={default!r}.")
+
+
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a string"}
+
+
 def _literal(node: ast.expr, spec: str) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         raise ConfigError(f"{ast.unparse(node)!r} in {spec!r} is not a number, a string or True/False.") from None
 
 

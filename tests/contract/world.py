@@ -1,0 +1,79 @@
+"""Several ranks in the simulator, step after step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.comm import simulate
+from thinwire.comm.merge import merge
+from thinwire.core import Compressor, Exchange, Exchanged, State, Step, TensorSpec, UnitSpec
+from thinwire.engine.groups import Group, make_group
+from thinwire.engine.states import StateStore
+
+
+@dataclass(frozen=True)
+class Round:
+    """One step of one unit; each list has one entry per rank."""
+
+    inputs: list[Tensor]
+    before: list[State]
+    before_copies: list[State]
+    results: list[Exchanged]
+    sent_bytes: list[int]
+
+
+def run_unit(
+    compressor: Compressor, unit: UnitSpec, gradients: Sequence[Sequence[Tensor]], first_step: int = 0
+) -> list[Round]:
+    """Exchange one unit from its initial state; ``gradients[step][rank]``."""
+    world_size = len(gradients[0])
+    states = [compressor.init(unit) for _ in range(world_size)]
+    rounds = []
+    for index, inputs in enumerate(gradients, start=first_step):
+        sent = [0] * world_size
+        copies = [{key: value.clone() for key, value in state.items()} for state in states]
+        exchanges = [
+            compressor.exchange(inputs[rank].clone(), states[rank], Step(index, unit, rank, world_size))
+            for rank in range(world_size)
+        ]
+        results = simulate(exchanges, sent=sent)
+        rounds.append(Round(list(inputs), states, copies, results, sent))
+        states = [result.state for result in results]
+    return rounds
+
+
+class World:
+    """Ranks that exchange whole groups and keep their state by name, as an attached model does."""
+
+    def __init__(self, tensors: Sequence[TensorSpec], compressor: Compressor, world_size: int) -> None:
+        self.compressor, self.world_size = compressor, world_size
+        self.stores = [StateStore(tensors, compressor) for _ in range(world_size)]
+        self.index = 0
+
+    def group(self, tensors: Sequence[TensorSpec]) -> Group:
+        return make_group(tensors, self.compressor)
+
+    def step(self, groups: Sequence[Group], gradients: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Exchange all groups; ``gradients[rank]`` and the returned means are flat and by name."""
+        means: list[dict[str, Tensor]] = [{} for _ in range(self.world_size)]
+        for group in groups:
+            merged = [merge(self._exchanges(group, rank, gradients[rank])) for rank in range(self.world_size)]
+            for rank, results in enumerate(simulate(merged)):
+                for unit, result in zip(group.units, results, strict=True):
+                    names = [tensor.fqn for tensor in unit.spec.tensors]
+                    means[rank].update(zip(names, result.mean.split(unit.spec.sizes), strict=True))
+                self.stores[rank].commit({u: r.state for u, r in zip(group.units, results, strict=True)})
+        self.index += 1
+        return means
+
+    def _exchanges(self, group: Group, rank: int, gradients: dict[str, Tensor]) -> list[Exchange]:
+        exchanges = []
+        for unit in group.units:
+            x = torch.cat([gradients[tensor.fqn] for tensor in unit.spec.tensors])
+            step = Step(self.index, unit.spec, rank, self.world_size)
+            exchanges.append(unit.compressor.exchange(x, self.stores[rank].of(unit), step))
+        return exchanges

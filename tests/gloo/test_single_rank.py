@@ -1,0 +1,113 @@
+"""World size 1, and the mistakes that are found before any message is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import thinwire
+from gloo.support import ENGINES, Net, close, loss_of, mean_gradients, seeded, sgd, specs, train, wrap
+
+pytestmark = pytest.mark.gloo
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("text", specs())
+def test_one_rank_trains(single_rank_group: None, text: str, engine: str) -> None:
+    model = wrap(engine, seeded(Net))
+    optimizer = sgd(model)
+    before = loss_of(model, 0, 0).item()
+    with thinwire.attach(model, optimizer, compress=text) as wire:
+        train(model, optimizer, 0, [0] * 8)
+        assert wire.stats().wire_bytes == 0, "there is nobody to send to"
+        assert "1 rank:" in wire.explain()
+    assert loss_of(model, 0, 0).item() < before
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_dense_on_one_rank_changes_nothing(single_rank_group: None, engine: str) -> None:
+    model = wrap(engine, seeded(Net))
+    with thinwire.attach(model, compress="dense"):
+        loss_of(model, 0, 0).backward()
+    for parameter, expected in zip(model.parameters(), mean_gradients(seeded(Net), 1, 0).values(), strict=True):
+        assert parameter.grad is not None
+        close(parameter.grad, expected)
+
+
+def test_without_a_process_group() -> None:
+    with pytest.raises(thinwire.ConfigError, match=r"init_process_group.*torchrun"):
+        thinwire.attach(Net())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ({"compress": "zip"}, "Available: .*topk"),
+        ({"fuse": "everything"}, "fuse is 'everything'"),
+        ({"sync": "never"}, "every_step"),
+        ({"plan": object()}, "planner"),
+    ],
+)
+def test_wrong_arguments(single_rank_group: None, arguments: dict[str, object], answer: str) -> None:
+    with pytest.raises(thinwire.ConfigError, match=answer):
+        thinwire.attach(Net(), **arguments)  # type: ignore[arg-type]
+
+
+def test_models_that_cannot_be_attached(single_rank_group: None) -> None:
+    with pytest.raises(thinwire.ConfigError, match="no parameter that requires gradients"):
+        thinwire.attach(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(thinwire.ConfigError, match="complex64"):
+        thinwire.attach(nn.Linear(2, 2, dtype=torch.complex64))
+
+
+def test_a_parameter_ready_twice_is_explained(single_rank_group: None) -> None:
+    """Reentrant checkpointing runs backward passes inside the backward pass; here two of them reach the same layer."""
+    layer, head = nn.Linear(3, 3), nn.Linear(3, 3)
+    once = checkpoint(layer, torch.ones(1, 3, requires_grad=True), use_reentrant=True)
+    twice = checkpoint(layer, once, use_reentrant=True)
+    with (
+        thinwire.attach(nn.Sequential(layer, head)),
+        pytest.raises(thinwire.ConfigError, match=r"ready twice.*use_reentrant=False"),
+    ):
+        head(twice).sum().backward()
+
+
+class Failing(torch.autograd.Function):
+    """An error in the middle of a backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        raise KeyError("out of memory, say")
+
+
+def fail_in_backward(x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = Failing.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+def test_an_interrupted_backward_pass_is_explained(single_rank_group: None) -> None:
+    first, last = nn.Linear(3, 3), nn.Linear(3, 3)
+    model = nn.Sequential(first, last)
+    with thinwire.attach(model):
+        with pytest.raises(KeyError):
+            last(fail_in_backward(first(torch.ones(1, 3)))).sum().backward()
+        with pytest.raises(thinwire.ConfigError, match=r"interrupted by an error, detach\(\) and attach\(\) again"):
+            model(torch.ones(1, 3)).sum().backward()
+    with thinwire.attach(model):
+        model(torch.ones(1, 3)).sum().backward()
+
+
+def test_events_are_recorded(single_rank_group: None, tmp_path: Path) -> None:
+    model = seeded(Net)
+    with thinwire.attach(model, events=str(tmp_path)):
+        loss_of(model, 0, 0).backward()
+    assert [path for path in tmp_path.rglob("*.jsonl") if path.stat().st_size > 0]

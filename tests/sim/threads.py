@@ -1,0 +1,78 @@
+"""Ranks as threads of one process, each with a transport of its own: the scheduler's view of a network."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeVar
+
+from thinwire.comm import Pending, Tag
+from thinwire.comm.simulate import answer
+from thinwire.comm.transport import Later
+from thinwire.core import Reply, Request
+
+T = TypeVar("T")
+TIMEOUT_S = 20.0
+
+
+class ThreadedWorld:
+    """Matches the i-th request of every rank, as a process group does, and answers when all have asked."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._asked: dict[int, dict[int, Request]] = defaultdict(dict)
+        self._replies: dict[int, list[Reply]] = {}
+        self._changed = threading.Condition()
+
+    def transport(self, rank: int, order: list[Tag] | None = None) -> ThreadedTransport:
+        return ThreadedTransport(self, rank, order if order is not None else [])
+
+    def put(self, number: int, rank: int, request: Request) -> None:
+        with self._changed:
+            self._asked[number][rank] = request
+            self._changed.notify_all()
+
+    def get(self, number: int, rank: int) -> Reply:
+        with self._changed:
+            complete = self._changed.wait_for(lambda: len(self._asked[number]) == self.world_size, TIMEOUT_S)
+            assert complete, f"message {number} waits for ranks other than {sorted(self._asked[number])}"
+            if number not in self._replies:
+                self._replies[number] = answer([self._asked[number][r] for r in range(self.world_size)])
+            return self._replies[number][rank]
+
+
+class ThreadedTransport:
+    """One rank's end."""
+
+    def __init__(self, world: ThreadedWorld, rank: int, order: list[Tag]) -> None:
+        self.world, self.rank, self.world_size = world, rank, world.world_size
+        self._order, self._started = order, 0
+
+    def start(self, request: Request, tag: Tag) -> Pending:
+        number, self._started = self._started, self._started + 1
+        self._order.append(tag)
+        self.world.put(number, self.rank, request)
+        return Later(lambda: self.world.get(number, self.rank))
+
+
+def run_ranks(work: Callable[[int], T], world_size: int) -> list[T]:
+    """Run ``work(rank)`` in one thread per rank; the first error of any rank is raised."""
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S + 10)
+    if errors:
+        raise errors[0]
+    assert len(results) == world_size, f"only ranks {sorted(results)} have ended"
+    return [results[rank] for rank in range(world_size)]

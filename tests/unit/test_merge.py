@@ -1,0 +1,85 @@
+"""Merging: one message per kind and round, and every exchange gets exactly its own part back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from thinwire.comm import simulate
+from thinwire.comm.merge import merge
+from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Exchange, Exchanged, Request
+
+Ask = Callable[[int, int], Request]  # rank, length
+
+
+def _bytes(rank: int, length: int) -> Tensor:
+    return ((torch.arange(length) + 7 * rank) % 256).to(torch.uint8)
+
+
+KINDS: dict[str, Ask] = {
+    "mean": lambda rank, length: AllReduce(torch.arange(length, dtype=torch.float32) + rank),
+    "max": lambda rank, length: AllReduce(torch.arange(length, dtype=torch.float32) + rank, "max"),
+    "half": lambda rank, length: AllReduce(torch.full((length,), float(rank), dtype=torch.float16), "sum"),
+    "matrix": lambda rank, length: AllReduce(torch.full((2, length), float(rank))),
+    "gather": lambda rank, length: AllGather(_bytes(rank, length)),
+    "varying": lambda rank, length: AllGather(_bytes(rank, length + rank), varying=True),
+    "scatter": lambda rank, length: AllToAll(torch.stack([_bytes(rank + 10 * to, length) for to in range(3)])),
+    "broadcast": lambda rank, length: Broadcast(torch.full((length,), rank), source=1),
+}
+asks = st.one_of(st.sampled_from(sorted(KINDS)), st.lists(st.sampled_from(sorted(KINDS)), max_size=3).map(tuple))
+plans = st.lists(st.lists(asks, max_size=3), min_size=1, max_size=5)
+
+
+def _exchange(plan: list[str | tuple[str, ...]], rank: int, number: int) -> Exchange:
+    """Asks round by round and returns all it got as one list of tensors."""
+    got: list[Tensor] = []
+    for round_index, ask in enumerate(plan):
+        length = 1 + (3 * number + 5 * round_index) % 11
+        if isinstance(ask, tuple):
+            replies = yield tuple(KINDS[kind](rank, length + i) for i, kind in enumerate(ask))
+            assert isinstance(replies, tuple)
+            assert len(replies) == len(ask)
+        else:
+            replies = ((yield KINDS[ask](rank, length)),)
+        for reply in replies:
+            got.extend(reply if not isinstance(reply, Tensor) else [reply])
+    return Exchanged(torch.empty(0), None, {str(i): tensor.clone() for i, tensor in enumerate(got)})
+
+
+@given(plans)
+def test_merged_equals_alone(plan: list[list[str | tuple[str, ...]]]) -> None:
+    world_size = 3
+    alone = [simulate([_exchange(one, rank, i) for rank in range(world_size)]) for i, one in enumerate(plan)]
+    together = simulate([merge([_exchange(one, rank, i) for i, one in enumerate(plan)]) for rank in range(world_size)])
+    for number, expected in enumerate(alone):
+        for rank in range(world_size):
+            _assert_same(together[rank][number].state, expected[rank].state)
+
+
+def _assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """A scattered reply may come as rows or as one matrix: the same rows in the same order."""
+    flat_got, flat_expected = (
+        [row for tensor in state.values() for row in (tensor if tensor.dim() > 1 else [tensor])]
+        for state in (got, expected)
+    )
+    assert [one.tolist() for one in flat_got] == [one.tolist() for one in flat_expected]
+
+
+def test_merged_parts_can_be_viewed_as_wider_dtypes() -> None:
+    """Odd lengths before a part must not move it off its alignment."""
+    wide = torch.tensor([1.5, 2.5]).view(torch.uint8)
+
+    def odd() -> Exchange:
+        yield AllGather(torch.zeros(3, dtype=torch.uint8))
+        return Exchanged(torch.empty(0), None, {})
+
+    def aligned() -> Exchange:
+        (message,) = yield AllGather(wide)
+        return Exchanged(message.view(torch.float32), None, {})
+
+    (results,) = simulate([merge([odd(), aligned()])])
+    assert results[1].mean.tolist() == [1.5, 2.5]
