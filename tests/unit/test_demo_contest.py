@@ -79,7 +79,7 @@ def test_a_failing_worker_is_quoted_and_stops_the_contest(tmp_path: Path) -> Non
     network = Network(hosts=2, emulated=True)
     contestants = line_up(Workload(model="huge", steps=1), network, ["auto"])
     watcher = Recorder()
-    with pytest.raises(WorkerFailed, match="unknown model size 'huge'"):
+    with pytest.raises(WorkerFailed, match="unknown model 'huge'"):
         run_contest(contestants, network, tmp_path, watcher)
     assert watcher.names == ["1-floor"]
     assert watcher.kinds == []
@@ -119,7 +119,7 @@ def test_a_failure_is_shown_and_fails_the_command(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "huge"], "unknown model size 'huge'"),
+        (["--model", "huge"], "unknown model 'huge'"),
         (["--compress", "topq"], "unknown compressor 'topq'"),
         (["--rate", "fast"], "rate 'fast' is not a link rate"),
         (["--steps", "0"], "steps is 0"),

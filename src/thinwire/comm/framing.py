@@ -46,17 +46,20 @@ class Framed:
 
     def start(self, request: Request, tag: Tag) -> Pending:
         if isinstance(request, AllGather):
-            framed: Request = AllGather(self._frame(request.message, tag), varying=request.varying)
+            framed: Request = AllGather(self._frame(request.message[None], tag)[0], varying=request.varying)
         elif isinstance(request, AllToAll):
-            framed = AllToAll(torch.stack([self._frame(row, tag) for row in request.messages]))
+            framed = AllToAll(self._frame(request.messages, tag))
         else:
             return self.inner.start(request, tag)
         pending = self.inner.start(framed, tag)
         return Later(lambda: self._open(pending.wait(), tag))
 
-    def _frame(self, body: Tensor, tag: Tag) -> Tensor:
-        header = _HEADER.pack(_MAGIC, *tag, self.config, body.numel(), kernels.crc32(body))
-        return torch.cat([torch.frombuffer(bytearray(header), dtype=torch.uint8).to(body.device), body])
+    def _frame(self, bodies: Tensor, tag: Tag) -> Tensor:
+        """Each row behind its header."""
+        length = bodies.shape[1]
+        headers = b"".join(_HEADER.pack(_MAGIC, *tag, self.config, length, kernels.crc32(body)) for body in bodies)
+        table = torch.frombuffer(bytearray(headers), dtype=torch.uint8).view(-1, HEADER_BYTES)
+        return torch.cat([table.to(bodies.device), bodies], dim=1)
 
     def _open(self, messages: Reply, tag: Tag) -> Reply:
         return [self._check(message, rank, tag) for rank, message in enumerate(messages)]

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 
-from thinwire.comm.trace import Span
+from thinwire.comm.trace import Activity, Span
 from thinwire.comm.transport import Pending, Tag, Transport
 from thinwire.core import Request, ThinwireError, TransportError
 
@@ -199,17 +199,17 @@ class Scheduler:
     def _begin(self, job: _Job) -> None:
         self._live.append(job)
         started_s = time.perf_counter()
-        with torch.profiler.record_function("thinwire::encode"):
+        with _label("encode"):
             job.exchange = job.prepare()
             self._advance(job, None)
         self._account("encode", started_s, time.perf_counter(), job)
 
     def _resume(self, job: _Job) -> None:
         started_s, sent_s, sent_bytes = time.perf_counter(), job.sent_s, job.sent_bytes
-        with torch.profiler.record_function("thinwire::wire"):
+        with _label("wire"):
             replies = tuple(pending.wait() for pending in job.pending)
         arrived_s = time.perf_counter()
-        with torch.profiler.record_function("thinwire::decode"):
+        with _label("decode"):
             self._advance(job, replies)
         self.seconds.wire_s += arrived_s - started_s
         self.spans.append(Span("wire", sent_s, arrived_s, job.traced_group, sent_bytes))
@@ -240,3 +240,10 @@ class Scheduler:
         if job in self._live:
             self._live.remove(job)
         job.ticket.finish(error)
+
+
+def _label(activity: Activity) -> AbstractContextManager[Any]:
+    """A label for the PyTorch profiler; nothing where none is running, because labels take tens of microseconds."""
+    if not torch.autograd.profiler._is_profiler_enabled:
+        return nullcontext()
+    return torch.profiler.record_function(f"thinwire::{activity}")

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinwire.core import Codec, Compressor, ConfigError, Payload, Step, UnitSpec, register
+from thinwire.core.blocks import aligned_elems, from_blocks, to_blocks
 
 _BLOCK = 256
 
@@ -37,7 +38,8 @@ class Qsgd(Codec):
         return int(2 ** (self.bits - 1)) - 1
 
     def encode(self, x: Tensor, step: Step) -> Payload:
-        blocks = pad(x, (0, -x.numel() % _BLOCK)).view(-1, _BLOCK)
+        aligned = to_blocks(x, step.unit, _BLOCK)
+        blocks = pad(aligned, (0, -aligned.numel() % _BLOCK)).view(-1, _BLOCK)
         scales = blocks.abs().amax(dim=1) / self._levels
         noise = torch.rand(blocks.shape, generator=step.generator("qsgd", per_rank=True)).to(x.device)
         usable = (scales >= torch.finfo(torch.float32).tiny)[:, None]
@@ -47,10 +49,10 @@ class Qsgd(Codec):
 
     def decode(self, payload: Payload, unit: UnitSpec) -> Tensor:
         codes = self._unpack(payload["codes"]).to(torch.float32).view(-1, _BLOCK)
-        return (codes * payload["scales"][:, None]).view(-1)[: unit.numel]
+        return from_blocks((codes * payload["scales"][:, None]).view(-1), unit, _BLOCK)
 
     def payload_bytes(self, unit: UnitSpec) -> int:
-        blocks = -(-unit.numel // _BLOCK)
+        blocks = aligned_elems(unit, _BLOCK) // _BLOCK
         codes = (torch.uint8 if self.bits == 4 else torch.int8, blocks * _BLOCK * self.bits // 8)
         return Payload.size({"scales": (torch.float32, blocks), "codes": codes})
 

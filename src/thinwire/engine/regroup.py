@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from thinwire.compressors.dense import Dense
 from thinwire.core import AllGather, CheckpointError, Compressor, ConfigError, TensorSpec, Wrapper
 from thinwire.engine.groups import Group, make_group
 from thinwire.engine.profiling import WINDOW_STEPS, StepProfiler
@@ -64,10 +65,12 @@ class Regrouping:
             )
         self._planner, self._compressor, self._session = planner, compressor, session
         self._tensors = {tensor.fqn: tensor for tensor in tensors}
-        self._profiler = StepProfiler(tensors, density_of(compressor) or 1.0)
+        self._small = _small_tensors(tensors, compressor)
+        fused = [tensor for tensor in tensors if tensor.fqn not in self._small]
+        self._profiler = StepProfiler(fused, density_of(compressor) or 1.0)
         self._profile: Profile | None = None
         self._steps = 0
-        self.plan = [GroupPlan(tuple(t.fqn for t in group)) for group in planner(tensors)]
+        self.plan = self._with_small([GroupPlan(_names(group)) for group in planner(fused)])
 
     def groups(self) -> list[Group]:
         """The groups of the current plan."""
@@ -118,11 +121,17 @@ class Regrouping:
             return None
         self._profile = profile
         if self._planner.name == "ssfusion":
-            return [
-                GroupPlan(_names(one.tensors), _names(one.dense), one.density if one.sparse else None)
-                for one in ssfusion(profile)
-            ]
-        return [GroupPlan(_names(group)) for group in self._planner.plan(profile)]
+            split = ssfusion(profile)
+            plan = [GroupPlan(_names(s.tensors), _names(s.dense), s.density if s.sparse else None) for s in split]
+        else:
+            plan = [GroupPlan(_names(group)) for group in self._planner.plan(profile)]
+        return self._with_small(plan)
+
+    def _with_small(self, plan: list[GroupPlan]) -> list[GroupPlan]:
+        """What stays dense because it is small travels with the last group: one message a step, not one a group."""
+        if not self._small or not plan:
+            return plan
+        return [*plan[:-1], replace(plan[-1], names=(*plan[-1].names, *self._small))]
 
     def _share(self, plan: list[GroupPlan] | None) -> list[GroupPlan] | None:
         """Rank 0's plan, or None where it keeps the old one. The others send an empty message."""
@@ -135,6 +144,12 @@ class Regrouping:
     def _make(self, plan: GroupPlan) -> Group:
         compressor = self._compressor if plan.density is None else with_density(self._compressor, plan.density)
         return make_group([self._tensors[name] for name in plan.names], compressor, whole=plan.dense)
+
+
+def _small_tensors(tensors: Sequence[TensorSpec], compressor: Compressor) -> tuple[str, ...]:
+    """Tensors that routing leaves dense, unless everything is dense."""
+    dense = tuple(tensor.fqn for tensor in tensors if isinstance(compressor.route(tensor), Dense))
+    return dense if len(dense) < len(tensors) else ()
 
 
 def density_of(compressor: Compressor) -> float | None:

@@ -10,6 +10,7 @@ from thinwire.fusion.parse import FusionPlanner, parse_fusion
 from thinwire.fusion.profile import Profile, TensorProfile
 from thinwire.fusion.safusion import safusion_groups
 from thinwire.fusion.ssfusion import SplitGroup, ssfusion, ssfusion_groups
+from thinwire.fusion.tapered import tapered_groups
 from thinwire.fusion.timeline import Sent, Timeline, simulate_split_step, simulate_step
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "simulate_step",
     "ssfusion",
     "ssfusion_groups",
+    "tapered_groups",
     "tensor_counts",
     "unfused_groups",
 ]

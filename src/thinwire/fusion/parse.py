@@ -13,10 +13,8 @@ from thinwire.fusion.optimal import optimal_groups
 from thinwire.fusion.profile import Profile
 from thinwire.fusion.safusion import safusion_groups
 from thinwire.fusion.ssfusion import ssfusion_groups
+from thinwire.fusion.tapered import tapered_groups
 
-# Large enough that the start-up of a message does not count, small enough that the last group of a step, which nothing
-# hides, is short (docs/concepts.md has the measurement).
-DEFAULT_CAP_BYTES = 4 << 20
 _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "kib": 1 << 10, "mib": 1 << 20}
 _PROFILED: dict[str, Callable[[Profile], Groups]] = {
     "safusion": safusion_groups,
@@ -31,12 +29,12 @@ class FusionPlanner:
 
     Args:
         name: the text it was made from.
-        cap_bytes: of a group as fp32; for planners that need a profile: until they have one. None: no fusion.
+        unmeasured: groups from the tensors alone; for planners that need a profile: until they have one.
         profiled: groups from a measured step; None when measuring changes nothing.
     """
 
     name: str
-    cap_bytes: int | None = DEFAULT_CAP_BYTES
+    unmeasured: Callable[[Sequence[TensorSpec]], Groups] = tapered_groups
     profiled: Callable[[Profile], Groups] | None = None
 
     @property
@@ -46,7 +44,7 @@ class FusionPlanner:
 
     def __call__(self, tensors: Sequence[TensorSpec]) -> Groups:
         """The groups to start with, before anything was measured."""
-        return unfused_groups(tensors) if self.cap_bytes is None else fixed_groups(tensors, self.cap_bytes)
+        return self.unmeasured(tensors)
 
     def plan(self, profile: Profile) -> Groups:
         """The groups for a measured step."""
@@ -63,11 +61,12 @@ def parse_fusion(text: str) -> FusionPlanner:
     if name == "auto":
         return FusionPlanner(name)
     if name == "none":
-        return FusionPlanner(name, cap_bytes=None)
+        return FusionPlanner(name, unfused_groups)
     if name in _PROFILED:
         return FusionPlanner(name, profiled=_PROFILED[name])
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmM]i?[bB])?", name)
     if match is None:
         known = ", ".join(repr(one) for one in ("auto", "none", *_PROFILED))
         raise ConfigError(f"fuse is {text!r}; expected one of {known} or a size such as '2MiB'")
-    return FusionPlanner(name, cap_bytes=int(float(match[1]) * _UNITS[(match[2] or "").lower()]))
+    cap_bytes = int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    return FusionPlanner(name, lambda tensors: fixed_groups(tensors, cap_bytes))

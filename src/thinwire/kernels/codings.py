@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -159,8 +158,8 @@ def unpack_values(buffer: Tensor, count: int, coding: ValueCoding) -> Tensor:
 
 def crc32(x: Tensor) -> int:
     """CRC-32 (zlib's) of the bytes of a tensor; a contiguous CPU tensor is not copied."""
-    flat = x.detach().cpu().contiguous().view(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
+    flat = x.detach().contiguous().view(-1)
+    return kernels_for(x.device.type).crc32(flat.view(torch.uint8)) if flat.numel() else 0
 
 
 def _narrow_layout(parts: list[tuple[Tensor, Tensor, Tensor, int]]) -> NarrowLayout:

@@ -14,6 +14,7 @@ from torch import Tensor
 from thinwire.kernels.reference_codings import (
     bitmap_pack,
     bitmap_unpack,
+    crc32,
     delta16_pack,
     delta16_unpack,
     pack_bits,
@@ -28,6 +29,7 @@ __all__ = [
     "bitmap_pack",
     "bitmap_unpack",
     "compensate",
+    "crc32",
     "delta16_pack",
     "delta16_unpack",
     "ef_threshold_pack",

@@ -5,6 +5,8 @@ since the previous index (since the start for the first); each full 65535 of the
 word below that. `bitmap` has one bit per position, bit 0 of a byte being the lowest, unused bits zero.
 """
 
+import zlib
+
 import torch
 from torch import Tensor
 
@@ -77,3 +79,8 @@ def _check_ascending(indices: Tensor, numel: int) -> None:
         return
     if int(indices[0]) < 0 or int(indices[-1]) >= numel or not bool((indices[1:] > indices[:-1]).all()):
         raise ValueError(ORDER_ERROR.format(last=numel - 1))
+
+
+def crc32(data: Tensor) -> int:
+    """zlib's CRC-32 of bytes."""
+    return zlib.crc32(data.cpu().numpy().data)

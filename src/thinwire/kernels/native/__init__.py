@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.native.codings import bitmap_pack, bitmap_unpack, delta16_pack, delta16_unpack
+from thinwire.kernels.native.codings import bitmap_pack, bitmap_unpack, crc32, delta16_pack, delta16_unpack
 from thinwire.kernels.native.library import LEVELS, library
 from thinwire.kernels.native.plans import bank_plan, c_int64s, row_plan
 from thinwire.kernels.native.scratch import SCRATCH
@@ -22,6 +22,7 @@ __all__ = [
     "bitmap_pack",
     "bitmap_unpack",
     "compensate",
+    "crc32",
     "delta16_pack",
     "delta16_unpack",
     "ef_threshold_pack",

@@ -1,8 +1,11 @@
-"""The index codings of `thinwire.kernels.reference_codings`, in C."""
+"""The codings and checksums of `thinwire.kernels.reference_codings`, in C."""
+
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from thinwire.kernels import reference_codings
 from thinwire.kernels.native.library import library
 from thinwire.kernels.reference_codings import BITMAP_ERROR, DELTA16_ERROR, ESCAPE, ORDER_ERROR
 
@@ -42,3 +45,16 @@ def bitmap_unpack(buffer: Tensor, count: int, numel: int) -> Tensor:
     if found:
         raise ValueError(BITMAP_ERROR.format(count=count, numel=numel))
     return indices
+
+
+def crc32(data: Tensor) -> int:
+    """See `reference_codings.crc32`; the same number, from zlib where the processor cannot multiply without carry."""
+    if not _has_crc32():
+        return reference_codings.crc32(data)
+    checksum: int = library().tw_crc32(data.data_ptr(), data.numel())
+    return checksum
+
+
+@cache
+def _has_crc32() -> bool:
+    return bool(library().tw_has_crc32())

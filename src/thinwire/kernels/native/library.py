@@ -2,13 +2,13 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 
 LEVELS = ("portable", "avx2", "avx512")  # in the order of the C enum
 
-_CType = type[c_int] | type[c_int64] | type[c_float] | type[c_void_p]
+_CType = type[c_int] | type[c_int64] | type[c_float] | type[c_void_p] | type[c_uint32]
 _SIGNATURES: dict[str, tuple[_CType | None, Sequence[_CType]]] = {
     "tw_best_level": (c_int, []),
     "tw_use_level": (None, [c_int]),
@@ -27,6 +27,8 @@ _SIGNATURES: dict[str, tuple[_CType | None, Sequence[_CType]]] = {
     "tw_delta16_pack": (c_int64, [c_void_p, c_int64, c_int64, c_void_p]),
     "tw_delta16_unpack": (c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "tw_bitmap_pack": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
+    "tw_has_crc32": (c_int, []),
+    "tw_crc32": (c_uint32, [c_void_p, c_int64]),
     "tw_bitmap_unpack": (c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
 }
 

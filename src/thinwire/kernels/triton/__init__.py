@@ -6,7 +6,7 @@ device. Floating-point operations never fall back: torch on CUDA rounds some of 
 `index_add_`) in another way than on the CPU, whose results are the definition.
 """
 
-from thinwire.kernels.reference_codings import bitmap_pack, bitmap_unpack, delta16_pack, delta16_unpack
+from thinwire.kernels.reference_codings import bitmap_pack, bitmap_unpack, crc32, delta16_pack, delta16_unpack
 from thinwire.kernels.triton.bits import pack_bits, unpack_bits
 from thinwire.kernels.triton.measures import all_finite, compensate, segment_amax, segment_moments
 from thinwire.kernels.triton.quantize import int4_decode, int4_encode, int8_decode, int8_encode
@@ -20,6 +20,7 @@ __all__ = [
     "bitmap_pack",
     "bitmap_unpack",
     "compensate",
+    "crc32",
     "delta16_pack",
     "delta16_unpack",
     "ef_threshold_pack",

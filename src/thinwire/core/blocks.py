@@ -1,0 +1,40 @@
+"""Units whose tensors begin at block boundaries.
+
+Values of a block share a scale. If a block held the end of one tensor and the beginning of another, the larger one
+would set the scale and the smaller one would be rounded to nothing; so every tensor is padded to whole blocks. Most
+weights already are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from thinwire.core.spec import UnitSpec
+
+
+def aligned_elems(unit: UnitSpec, block: int) -> int:
+    """Elements of the unit when every tensor is padded to whole blocks."""
+    return sum(-(-size // block) * block for size in unit.sizes)
+
+
+def to_blocks(x: Tensor, unit: UnitSpec, block: int) -> Tensor:
+    """``x`` with every tensor padded; ``x`` itself where nothing is to pad."""
+    if _is_aligned(unit, block):
+        return x
+    return torch.cat([pad(part, (0, -part.numel() % block)) for part in x.split(unit.sizes)])
+
+
+def from_blocks(aligned: Tensor, unit: UnitSpec, block: int) -> Tensor:
+    """Without the padding of ``to_blocks``, and without anything behind it."""
+    if _is_aligned(unit, block):
+        return aligned[: unit.numel]
+    padded = [-(-size // block) * block for size in unit.sizes]
+    parts = aligned[: sum(padded)].split(padded)
+    return torch.cat([part[:size] for part, size in zip(parts, unit.sizes, strict=True)])
+
+
+def _is_aligned(unit: UnitSpec, block: int) -> bool:
+    """The last tensor may end anywhere: nothing comes after it."""
+    return all(size % block == 0 for size in unit.sizes[:-1])
