@@ -14,5 +14,3 @@ class Bf16(Blockwise):
     """Round every value to bfloat16: half the bytes, 8 bits of precision, sums in fp32."""
 
     maturity = "stable"
-    feedback = False
-    format = "bf16"

@@ -8,57 +8,162 @@ the world size, into its own residual, so that conservation holds.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from thinwire.core import AllGather, AllToAll, Compressor, Exchange, Exchanged, State, Step, UnitSpec
-from thinwire.precision import Encoded, wire_format
+from thinwire.core import (
+    AllGather,
+    AllToAll,
+    Compressor,
+    ConfigError,
+    Exchange,
+    Exchanged,
+    Request,
+    State,
+    Step,
+    UnitSpec,
+)
+from thinwire.core.blocks import aligned_elems, from_blocks, to_blocks
+from thinwire.precision import Encoded, WireFormat, wire_format
 
 
-class Blockwise(Compressor):
-    """The exchange shared by ``fp16``, ``bf16``, ``int8`` and ``int4``."""
+class Coder(Protocol):
+    """How one unit is written in one step. ``first`` is the position of the first value in the unit: some coders treat
+    the tensors of a unit differently."""
 
-    format: ClassVar[str]
-
-    def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
-        fmt, world, numel = wire_format(self.format), step.world_size, x.numel()
-        shard = self._shard_elems(numel, world)
-        sent = fmt.encode(torch.nn.functional.pad(x, (0, shard * world - numel)))
-        received = yield AllToAll(_rows(sent, world))
-
-        mean = x.new_empty(shard)
-        for rank, message in enumerate(received):
-            self._decode(message, 1 / world, mean, accumulate=rank > 0)
-        owned = fmt.encode(mean)
-        gathered = yield AllGather(_rows(owned, 1)[0])
-
-        result = x.new_empty(world * shard)
-        for rank, message in enumerate(gathered):
-            self._decode(message, 1.0, result[rank * shard : (rank + 1) * shard], accumulate=False)
-        own = slice(step.rank * shard, (step.rank + 1) * shard)
-        sent.residual[own].add_(owned.residual, alpha=world)
-        return Exchanged(result[:numel], sent.residual[:numel], state)
-
-    def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
-        shard = self._shard_elems(unit.numel, world_size)
-        return 2 * (world_size - 1) * wire_format(self.format).message_bytes(shard)
-
-    def _shard_elems(self, numel: int, world_size: int) -> int:
-        """Equal shards of whole blocks (at least 8 values, so that every part of a message is aligned)."""
-        block = max(wire_format(self.format).block, 8)
-        return -(-numel // (world_size * block)) * block
-
-    def _decode(self, message: Tensor, weight: float, out: Tensor, accumulate: bool) -> None:
-        fmt = wire_format(self.format)
-        codes, scales = message.split([fmt.code_bytes(out.numel()), fmt.scale_bytes(out.numel())])
-        fmt.decode(codes, None if fmt.scale_dtype is None else scales.view(fmt.scale_dtype), weight, out, accumulate)
+    def encode(self, x: Tensor, first: int, generator: torch.Generator | None) -> Encoded: ...
+    def decode(self, message: Tensor, first: int, weight: float, out: Tensor, accumulate: bool) -> None: ...
 
 
-def _rows(encoded: Encoded, count: int) -> Tensor:
+@dataclass(frozen=True)
+class FormatCoder:
+    """The same format for all values, scales behind the codes of each shard."""
+
+    format: WireFormat
+
+    def encode(self, x: Tensor, first: int, generator: torch.Generator | None) -> Encoded:
+        return self.format.encode(x, generator)
+
+    def decode(self, message: Tensor, first: int, weight: float, out: Tensor, accumulate: bool) -> None:
+        codes, scales = split_message(message, self.format, out.numel())
+        self.format.decode(codes, scales, weight, out, accumulate)
+
+
+def split_message(message: Tensor, fmt: WireFormat, numel: int) -> tuple[Tensor, Tensor | None]:
+    """The codes and the scales of a shard of ``numel`` values."""
+    codes, scales = message.split([fmt.code_bytes(numel), fmt.scale_bytes(numel)])
+    return codes, None if fmt.scale_dtype is None else scales.view(fmt.scale_dtype)
+
+
+def shard_elems(numel: int, world_size: int, block: int) -> int:
+    """Equal shards of whole blocks (at least 8 values, so that every part of a message is aligned)."""
+    block = max(block, 8)
+    return -(-numel // (world_size * block)) * block
+
+
+def rows(encoded: Encoded, count: int) -> Tensor:
     """The codes and scales of ``count`` equal shards, one message per row."""
     parts = [encoded.codes.view(count, -1)]
     if encoded.scales is not None:
         parts.append(encoded.scales.view(torch.uint8).view(count, -1))
     return torch.cat(parts, dim=1)
+
+
+def average_shard(messages: Iterable[Tensor], coder: Coder, step: Step, shard: int, device: torch.device) -> Tensor:
+    """The mean of the shard that this rank owns."""
+    mean = torch.zeros(shard, device=device)
+    for message in messages:
+        coder.decode(message, step.rank * shard, 1 / step.world_size, mean, True)
+    return mean
+
+
+def share_shards(
+    mean: Tensor, residual: Tensor, coder: Coder, step: Step, generator: torch.Generator | None = None
+) -> Generator[Request, Any, tuple[Tensor, Tensor]]:
+    """The second round: give the own shard to all; returns the whole mean and residual, padding included."""
+    shard = mean.numel()
+    own = slice(step.rank * shard, (step.rank + 1) * shard)
+    owned = coder.encode(mean, own.start, generator)
+    gathered = yield AllGather(rows(owned, 1)[0])
+    whole = mean.new_empty(step.world_size * shard)
+    for rank, message in enumerate(gathered):
+        coder.decode(message, rank * shard, 1.0, whole[rank * shard : (rank + 1) * shard], False)
+    residual[own].add_(owned.residual, alpha=step.world_size)
+    return whole, residual
+
+
+def sharded_mean(
+    x: Tensor,
+    coder: Coder,
+    block: int,
+    state: State,
+    step: Step,
+    *,
+    stochastic: bool = False,
+    owner: Coder | None = None,
+) -> Exchange:
+    """Both rounds; ``owner`` writes the second one, if that differs from the first."""
+    world, numel = step.world_size, x.numel()
+    shard = shard_elems(numel, world, block)
+    first, second = (step.generator(p, per_rank=True) if stochastic else None for p in ("sent", "owned"))
+    padding = shard * world - numel
+    sent = coder.encode(torch.nn.functional.pad(x, (0, padding)) if padding else x, 0, first)
+    received = yield AllToAll(rows(sent, world))
+    mean = average_shard(received, coder, step, shard, x.device)
+    whole, residual = yield from share_shards(mean, sent.residual, owner or coder, step, second)
+    return Exchanged(whole[:numel], residual[:numel], state)
+
+
+class Blockwise(Compressor):
+    """A compressor that is one wire format, for all values alike."""
+
+    @property
+    def format(self) -> WireFormat:
+        return wire_format(self.name)
+
+    def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
+        if not x.numel():  # nothing to say, and some collectives stumble over empty messages
+            return Exchanged(x, x.clone(), state)
+        fmt, unit = self.format, step.unit
+        coder, aligned = FormatCoder(fmt), to_blocks(x, unit, fmt.block)
+        done = yield from sharded_mean(aligned, coder, fmt.block, state, step, stochastic=self.stochastic)
+        assert done.residual is not None
+        mean, residual = (from_blocks(one, unit, fmt.block) for one in (done.mean, done.residual))
+        return Exchanged(mean, residual, state)
+
+    @property
+    def stochastic(self) -> bool:
+        return False
+
+    def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
+        block = self.format.block
+        shard = shard_elems(aligned_elems(unit, block), world_size, block)
+        return 2 * (world_size - 1) * self.format.message_bytes(shard)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewBits(Blockwise):
+    """A format of few bits, with a choice of rounding.
+
+    Args:
+        rounding: ``nearest``, or ``stochastic``: up or down at random, so that the expectation is the value itself. More
+            noise in every step, but no bias; useful without error feedback.
+    """
+
+    rounding: str = "nearest"
+
+    def __post_init__(self) -> None:
+        if self.rounding not in ("nearest", "stochastic"):
+            raise ConfigError(f"{self.name}: rounding is {self.rounding!r}; expected 'nearest' or 'stochastic'")
+
+    @property
+    def stochastic(self) -> bool:
+        return self.rounding == "stochastic"
+
+    @classmethod
+    def examples(cls) -> Sequence[Compressor]:
+        return [cls(), cls(rounding="stochastic")]

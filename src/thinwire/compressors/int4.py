@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.compressors.blockwise import Blockwise
+from thinwire.compressors.blockwise import FewBits
 from thinwire.core import register
 
 
 @register("int4")
 @dataclass(frozen=True, kw_only=True)
-class Int4(Blockwise):
+class Int4(FewBits):
     """Four bits per value, one bf16 scale per 64 values, sums in fp32: 7.5 times fewer bytes, with error feedback."""
 
     maturity = "stable"
     feedback = True
-    format = "int4"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.compressors.blockwise import Blockwise
+from thinwire.compressors.blockwise import FewBits
 from thinwire.core import register
 
 
 @register("int8")
 @dataclass(frozen=True, kw_only=True)
-class Int8(Blockwise):
+class Int8(FewBits):
     """One byte per value, one fp32 scale per 256 values, sums in fp32: a quarter of the bytes."""
 
     maturity = "stable"
     feedback = False
-    format = "int8"

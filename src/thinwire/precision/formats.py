@@ -1,32 +1,28 @@
 """Wire formats as data: how many bits a value takes, which values share a scale, how to encode and decode.
 
-None of the scaled formats underflows or overflows: the scale of a block is derived from its own largest magnitude, travels
-beside the codes, and sums are formed in fp32 after decoding.
+None of the scaled formats overflows: the scale of a block is derived from its own largest magnitude, travels beside the
+codes, and sums are formed in fp32 after decoding. ``thinwire.precision.reference`` has the slow twin of every format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from thinwire import kernels
 from thinwire.core.errors import ConfigError
+from thinwire.precision import floats, fp8, grids, integers
+from thinwire.precision.types import Decode, Encode, Encoded
 
 
-class Encoded(NamedTuple):
-    """Codes as bytes, one scale per block (None where there are none), and the rounding error."""
+class Width(NamedTuple):
+    """How the bits of a code are used; ``exponent`` is 0 for integers and for grids that are tables."""
 
-    codes: Tensor
-    scales: Tensor | None
-    residual: Tensor
-
-
-class Decode(Protocol):
-    def __call__(self, codes: Tensor, scales: Tensor | None, weight: float, out: Tensor, accumulate: bool) -> None: ...
+    bits: int
+    exponent: int = 0
+    mantissa: int = 0
 
 
 @dataclass(frozen=True)
@@ -34,19 +30,37 @@ class WireFormat:
     """One way to write values.
 
     Args:
-        bits: bits per value, scales not counted.
+        width: bits per value, scales not counted, and how they are used.
         block: how many neighbouring values share a scale.
         scale_dtype: dtype of the scales; None for a format without.
-        encode: flat fp32 values -> codes, scales, error; the error may be written over the input.
-        decode: adds (or writes) ``weight`` × the decoded values into ``out``.
+        summable: codes of different ranks may be added as they are.
+        error_bound: the largest rounding error, as a fraction of the largest magnitude in the block.
+        stochastic: values can be rounded at random, without bias.
     """
 
     name: str
-    bits: int
+    width: Width
     block: int
     scale_dtype: torch.dtype | None
-    encode: Callable[[Tensor], Encoded]
+    encoder: Encode
     decode: Decode
+    error_bound: float
+    summable: bool = False
+    stochastic: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Bits per value, scales not counted."""
+        return self.width.bits
+
+    def encode(self, x: Tensor, generator: torch.Generator | None = None) -> Encoded:
+        """Flat fp32 values as codes, scales and error; the error may be written over ``x``.
+
+        Args:
+            generator: rounds at random instead of to nearest; only for formats that are ``stochastic``.
+        """
+        assert generator is None or self.stochastic, f"{self.name} has no stochastic rounding"
+        return self.encoder(x, generator)
 
     def code_bytes(self, numel: int) -> int:
         return -(-numel * self.bits // 8)
@@ -71,84 +85,57 @@ def wire_format(name: str) -> WireFormat:
         raise ConfigError(f"unknown value format {name!r}. Available: {', '.join(sorted(FORMATS))}.") from None
 
 
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(torch.uint8)
+def _fp8(name: str, variant: fp8.Variant) -> WireFormat:
+    width = Width(8, variant.exponent, variant.mantissa)
+    encode, decode = fp8.coder(variant)
+    bound = 2.0 ** -(variant.mantissa + 1)
+    return WireFormat(name, width, fp8.BLOCK, torch.bfloat16, encode, decode, bound, stochastic=True)
 
 
-def _store(values: Tensor, weight: float, out: Tensor, accumulate: bool) -> None:
-    scaled = values if weight == 1.0 else values * weight
-    if accumulate:
-        out.add_(scaled)
-    else:
-        out.copy_(scaled)
-
-
-def _encode_fp32(x: Tensor) -> Encoded:
-    return Encoded(_as_bytes(x.clone()), None, x.zero_())
-
-
-def _decode_fp32(codes: Tensor, scales: Tensor | None, weight: float, out: Tensor, accumulate: bool) -> None:
-    _store(codes.view(torch.float32), weight, out, accumulate)
-
-
-def _encode_bf16(x: Tensor) -> Encoded:
-    codes = x.to(torch.bfloat16)
-    return Encoded(_as_bytes(codes), None, x.sub_(codes.float()))
-
-
-def _decode_bf16(codes: Tensor, scales: Tensor | None, weight: float, out: Tensor, accumulate: bool) -> None:
-    _store(codes.view(torch.bfloat16).float(), weight, out, accumulate)
-
-
-_FP16_BLOCK = 256
-
-
-def _encode_fp16(x: Tensor) -> Encoded:
-    """Scales are powers of two that bring the largest magnitude of a block to [2^14, 2^15): exact to apply and undo."""
-    blocks = torch.nn.functional.pad(x, (0, -x.numel() % _FP16_BLOCK)).view(-1, _FP16_BLOCK)
-    _, exponent = torch.frexp(blocks.abs().amax(dim=1))
-    # 2^±112 keep scale and inverse normal; smaller blocks are below 2^-97 and lose nothing that matters to fp32 sums.
-    scales = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), (15 - exponent).clamp(-112, 112))
-    codes = (blocks * scales[:, None]).to(torch.float16)
-    decoded = (codes.float() / scales[:, None]).view(-1)[: x.numel()]
-    return Encoded(_as_bytes(codes.view(-1)[: x.numel()]), scales, x.sub_(decoded))
-
-
-def _decode_fp16(codes: Tensor, scales: Tensor | None, weight: float, out: Tensor, accumulate: bool) -> None:
-    assert scales is not None
-    values = codes.view(torch.float16).float()
-    spread = scales.repeat_interleave(_FP16_BLOCK)[: values.numel()]
-    _store(values / spread, weight, out, accumulate)
-
-
-def _encode_int8(x: Tensor) -> Encoded:
-    quantized = kernels.int8_encode(x, None, out=x)
-    return Encoded(_as_bytes(quantized.codes), quantized.scales, quantized.residual)
-
-
-def _decode_int8(codes: Tensor, scales: Tensor | None, weight: float, out: Tensor, accumulate: bool) -> None:
-    assert scales is not None
-    signed = codes.view(torch.int8)
-    kernels.int8_decode(signed, scales, out.numel(), weight=weight, out=out, accumulate=accumulate)
-
-
-def _encode_int4(x: Tensor) -> Encoded:
-    quantized = kernels.int4_encode(x, None, out=x)
-    return Encoded(quantized.codes, quantized.scales, quantized.residual)
-
-
-def _decode_int4(codes: Tensor, scales: Tensor | None, weight: float, out: Tensor, accumulate: bool) -> None:
-    assert scales is not None
-    kernels.int4_decode(codes, scales, out.numel(), weight=weight, out=out, accumulate=accumulate)
+def _grid4(name: str) -> WireFormat:
+    encode, decode = grids.coder(name)
+    bound = grids.error_bound(name)
+    return WireFormat(name, Width(4), grids.BLOCK, torch.bfloat16, encode, decode, bound, stochastic=True)
 
 
 FORMATS: dict[str, WireFormat] = {
     f.name: f
     for f in (
-        WireFormat("fp32", 32, 1, None, _encode_fp32, _decode_fp32),
-        WireFormat("bf16", 16, 1, None, _encode_bf16, _decode_bf16),
-        WireFormat("fp16", 16, _FP16_BLOCK, torch.float32, _encode_fp16, _decode_fp16),
-        WireFormat("int8", 8, 256, torch.float32, _encode_int8, _decode_int8),
-        WireFormat("int4", 4, 64, torch.bfloat16, _encode_int4, _decode_int4),
+        WireFormat("fp32", Width(32, 8, 23), 1, None, floats.encode_fp32, floats.decode_fp32, 0.0, summable=True),
+        WireFormat("bf16", Width(16, 8, 7), 1, None, floats.encode_bf16, floats.decode_bf16, 2.0**-8, summable=True),
+        WireFormat(
+            "fp16",
+            Width(16, 4, 11),
+            floats.FP16_BLOCK,
+            torch.bfloat16,
+            floats.encode_fp16,
+            floats.decode_fp16,
+            2.0**-12,
+        ),
+        _fp8("fp8", fp8.E4M3),
+        _fp8("fp8_e5m2", fp8.E5M2),
+        WireFormat(
+            "int8",
+            Width(8),
+            integers.INT8_BLOCK,
+            torch.float32,
+            integers.encode_int8,
+            integers.decode_int8,
+            0.5 / 127,
+            stochastic=True,
+        ),
+        WireFormat(
+            "int4",
+            Width(4),
+            integers.INT4_BLOCK,
+            torch.bfloat16,
+            integers.encode_int4,
+            integers.decode_int4,
+            0.5 / 7 * (1 + 2**-8),  # the scale is rounded to bf16
+            stochastic=True,
+        ),
+        _grid4("float4"),
+        _grid4("pot4"),
+        _grid4("flint4"),
     )
 }
