@@ -37,7 +37,7 @@ class Cell:
     times_floor: float
     wait_s: float | None
     sent_bytes: float
-    steps: int
+    turns: int
 
 
 def bench_step_command(
@@ -49,7 +49,7 @@ def bench_step_command(
     fuse: Annotated[list[str] | None, typer.Option(help="How to fuse; give it again for more. (default: auto)")] = None,
     model: Annotated[str, typer.Option(help="A GPT: tiny, small or medium; or cnn.")] = "small",
     seq: Annotated[int, typer.Option(help="Bytes per window.", min=32)] = 128,
-    batch: Annotated[int, typer.Option(help="Windows per host and step.", min=1)] = 5,
+    batch: Annotated[int, typer.Option(help="Windows per host and step.", min=1)] = 7,
     hosts: Annotated[int, typer.Option(help="Number of hosts.", min=2)] = 4,
     rounds: Annotated[int, typer.Option(help="Turns of every contestant.", min=1)] = 4,
     steps: Annotated[int, typer.Option(help="Steps per turn.", min=1)] = 4,
@@ -57,7 +57,8 @@ def bench_step_command(
 ) -> None:
     """Time training steps on shaped links: the floor, stock DDP and each compressor take turns in one job.
 
-    Every figure is the median over steps and hosts, with the first and last decile. Needs root (network namespaces).
+    Times are medians over turns (the mean step of a turn, from barrier to barrier), with the first and last decile. Needs
+    root (network namespaces).
     """
     from thinwire.demo.settings import Workload
     from thinwire.lab import Lab, LabError
@@ -130,8 +131,9 @@ def _measure(console: Console, lab: BaseLab, turns: Turns, rate: str) -> list[Ce
         said: list[str] = []
 
         def on_line(host: int, line: str) -> None:
-            if host == 0 and parse_event(line) is not None:
-                progress.advance(task)
+            event = parse_event(line) if host == 0 else None
+            if event is not None:
+                progress.advance(task, event["kind"] == "step")
             else:
                 said.append(f"[host {host}] {line}")
 
@@ -145,13 +147,14 @@ def _measure(console: Console, lab: BaseLab, turns: Turns, rate: str) -> list[Ce
 def _cells(turns: Turns, events: list[dict[str, object]], rate: str) -> list[Cell]:
     from thinwire.report.summary import deciles
 
-    def values(name: str, field: str) -> list[float]:
-        return [float(e[field]) for e in events if e["contestant"] == name and field in e]  # type: ignore[arg-type]
+    def values(name: str, field: str, kind: str = "step") -> list[float]:
+        chosen = (e for e in events if e["kind"] == kind and e["contestant"] == name and field in e)
+        return [float(e[field]) for e in chosen]  # type: ignore[arg-type]
 
-    floor_s = statistics.median(values("floor", "step_s"))
+    floor_s = statistics.median(values("floor", "step_s", "turn"))
     cells = []
     for contestant in turns.contestants:
-        seconds, waits = values(contestant.name, "step_s"), values(contestant.name, "wait_s")
+        seconds, waits = values(contestant.name, "step_s", "turn"), values(contestant.name, "wait_s")
         low_s, high_s = deciles(seconds)
         median_s = statistics.median(seconds)
         cells.append(
@@ -164,7 +167,7 @@ def _cells(turns: Turns, events: list[dict[str, object]], rate: str) -> list[Cel
                 times_floor=median_s / floor_s,
                 wait_s=statistics.median(waits) if waits else None,
                 sent_bytes=statistics.fmean(values(contestant.name, "sent_bytes")),
-                steps=len(seconds),
+                turns=len(seconds),
             )
         )
     return cells

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -47,19 +48,26 @@ class Turns:
 
 
 def take_turns(turns: Turns, contenders: list[Contender], events: EventWriter) -> None:
-    """All rounds; every step leaves an event that says whose it was."""
+    """All rounds; every step leaves an event that says whose it was, every turn one with its mean step time.
+
+    A turn is timed from barrier to barrier: the floor's ranks wait for nobody, and where they share cores some are done
+    early and others late; only the whole turn says how long its steps took.
+    """
     corpus, steps = load_corpus(), [0] * len(contenders)
     for turn in range(turns.rounds + 1):
         length = WARMUP_STEPS if turn == 0 else turns.steps_per_turn
         for index, (contestant, contender) in enumerate(zip(turns.contestants, contenders, strict=True)):
-            dist.barrier()  # the floor waits for nobody; without this its stragglers would slow the next contestant
+            named = {"contestant": contestant.name, "warmup": turn == 0}
+            dist.barrier()
+            began_s = time.perf_counter()
             for _ in range(length):
                 before = contender.counters()
                 loss, step_s = train_step(contender, corpus, contestant.workload, steps[index])
                 spent = {name: value - before[name] for name, value in contender.counters().items()}
-                named = {"contestant": contestant.name, "warmup": turn == 0}
                 events.write("step", step=steps[index], loss=loss, step_s=step_s, **named, **spent)
                 steps[index] += 1
+            dist.barrier()
+            events.write("turn", step_s=(time.perf_counter() - began_s) / length, **named)
 
 
 def run_worker(settings: Path) -> None:

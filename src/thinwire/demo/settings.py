@@ -14,13 +14,13 @@ Mode = Literal["floor", "ddp", "thinwire"]
 class Workload:
     """What is trained; the same for every contestant.
 
-    The defaults fit two cores: four ranks of one thread take about 0.6 s for a step with no communication, stock DDP at
-    200 Mbit/s takes about three times as long, and all three runs end within four minutes.
+    The defaults fit two cores: four ranks of one thread take about 0.9 s for a step with no communication, stock DDP at
+    200 Mbit/s takes more than twice as long, and all three runs end within four minutes.
     """
 
     model: str = "small"
-    steps: int = 50
-    batch: int = 5  # windows per rank and step
+    steps: int = 45
+    batch: int = 7  # windows per rank and step
     seq: int = 128  # bytes per window
     seed: int = 0
     learning_rate: float = 1e-3

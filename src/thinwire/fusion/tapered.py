@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from thinwire.core import TensorSpec
 from thinwire.fusion.groups import Groups
 
-LAST_BYTES = 1 << 20
+LAST_BYTES = 2 << 20
 CAP_BYTES = 32 << 20
 
 
