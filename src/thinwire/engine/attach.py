@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,19 +12,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.comm import Tag, TorchDistTransport, Transport
-from thinwire.comm.trace import Trace
-from thinwire.core import AllGather, CheckpointError, Compressor, ConfigError, DesyncError, TensorSpec
+from thinwire.core import AllGather, Compressor, ConfigError, DesyncError, TensorSpec
+from thinwire.engine.attached import Attached
 from thinwire.engine.ddp import DDPEngine
-from thinwire.engine.groups import fingerprint, make_group, prepare
+from thinwire.engine.groups import fingerprint, prepare
 from thinwire.engine.plain import PlainEngine
 from thinwire.engine.recording import Recorder
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import GradScaler, Session
-from thinwire.engine.stats import WireStats
 from thinwire.fusion import parse_fusion
-
-log = logging.getLogger(__name__)
-STATE_VERSION = 1
 
 
 def attach(
@@ -55,7 +47,8 @@ def attach(
         optimizer: the optimizer of these parameters. With it, a step in which any rank has a NaN or Inf gradient is
             skipped on all ranks; without it such a step leaves NaN gradients, as plain DDP does.
         compress: what each gradient sends, for example ``"topk(density=0.01) | fp16"``; see ``thinwire.available()``.
-        fuse: which gradients travel together: ``"auto"``, ``"none"`` or a size such as ``"2MiB"``.
+        fuse: which gradients travel together: ``"auto"``, ``"none"``, a size such as ``"2MiB"``, or a planner that measures
+            first: ``"safusion"``, ``"ssfusion"``, ``"optimal"``.
         sync: when workers synchronise; ``"every_step"`` is the only policy so far.
         plan: reserved for the planner.
         scaler: the ``torch.amp.GradScaler`` in use, so that residuals survive changes of its scale.
@@ -112,125 +105,6 @@ def _engine(
     if isinstance(module, DistributedDataParallel):
         return DDPEngine(module, parameters, regrouping, session)
     return PlainEngine(module, parameters, regrouping, session, broadcast_buffers=broadcast_buffers)
-
-
-class Attached:
-    """An attached wire. Use it as a context manager, or call ``detach()`` when done."""
-
-    def __init__(
-        self,
-        engine: DDPEngine | PlainEngine,
-        session: Session,
-        regrouping: Regrouping,
-        compressor: Compressor,
-        tensors: list[TensorSpec],
-        optimizer: torch.optim.Optimizer | None,
-    ) -> None:
-        self._engine, self._session, self._regrouping = engine, session, regrouping
-        self._compressor, self._tensors = compressor, tensors
-        self._attached = True
-        self._handle = optimizer.register_step_pre_hook(self._drop_bad_gradients) if optimizer is not None else None
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes inside only accumulate gradients; the next one outside averages their sum."""
-        return self._engine.no_sync()
-
-    def stats(self) -> WireStats:
-        """Totals since ``attach``: steps, bytes, seconds."""
-        return self._session.meter.stats()
-
-    def trace(self) -> Trace:
-        """What this rank did when in the last step; ``thinwire.comm.trace.write_chrome_trace`` writes it for Perfetto.
-
-        Raises:
-            ConfigError: no step has ended yet.
-        """
-        if self._session.meter.last_trace is None:
-            raise ConfigError("there is nothing to trace before the first synchronised backward pass has ended")
-        return self._session.meter.last_trace
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals and other compressor state, by parameter name. Save one per rank.
-
-        Holds only tensors, numbers and strings.
-        """
-        transport = self._session.scheduler.transport
-        return {
-            "version": STATE_VERSION,
-            "rank": transport.rank,
-            "world_size": transport.world_size,
-            "compress": str(self._compressor),
-            "step": self._session.step,
-            "seed": self._session.seed,
-            "fusion": [group.to_json() for group in self._regrouping.plan],
-            "tensors": self._session.states.by_name(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where ``state`` was taken.
-
-        Raises:
-            CheckpointError: it was taken of another model, compressor, rank or world size. Nothing is changed then.
-        """
-        transport = self._session.scheduler.transport
-        expected = {
-            "version": STATE_VERSION,
-            "rank": transport.rank,
-            "world_size": transport.world_size,
-            "compress": str(self._compressor),
-        }
-        for key, value in expected.items():
-            if state.get(key) != value:
-                raise CheckpointError(
-                    f"the checkpoint's {key} is {state.get(key)!r}, expected {value!r}; load the state that this rank "
-                    "saved under the same settings, or start without one (residuals then begin at zero)"
-                )
-        missing = [key for key in ("step", "seed", "fusion", "tensors") if key not in state]
-        if missing:
-            raise CheckpointError(f"the checkpoint lacks {missing}; load what wire.state_dict() has given, unchanged")
-        groups = self._regrouping.read(state["fusion"])
-        self._session.states.load(state["tensors"])
-        self._regrouping.adopt(groups)
-        self._engine.queue.use(self._regrouping.groups())
-        self._session.step, self._session.seed = state["step"], state["seed"]
-
-    def explain(self) -> str:
-        """What is sent how, in a few lines."""
-        world_size = self._session.scheduler.transport.world_size
-        group = make_group(self._tensors, self._compressor)
-        lines = [f"thinwire on {world_size} rank{'s' * (world_size > 1)}: {self._compressor}"]
-        for unit in group.units:
-            sent = unit.compressor.wire_bytes(unit.spec, world_size)
-            dense = 2 * (world_size - 1) * unit.spec.dense_bytes // world_size
-            factor = f", {dense / sent:.1f} times less than fp32" if 0 < sent < dense else ""
-            lines.append(
-                f"  {unit.compressor}: {len(unit.spec.tensors)} tensors, {unit.spec.numel:,} values, "
-                f"{sent / 1e6:.2f} MB per rank and step{factor}"
-            )
-        return "\n".join(lines)
-
-    def detach(self) -> None:
-        """Remove all hooks and stop the communication thread; the model is as it was before ``attach``."""
-        if self._attached:
-            self._attached = False
-            self._engine.detach()
-            if self._handle is not None:
-                self._handle.remove()
-            self._session.close()
-
-    def __enter__(self) -> Attached:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.detach()
-
-    def _drop_bad_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Optimizers pass over parameters without gradient, so weights and moments stay as they were."""
-        if self._session.last_skipped:
-            log.warning("step %d skipped on all ranks: a gradient was NaN or Inf on some rank", self._session.step - 1)
-            optimizer.zero_grad(set_to_none=True)
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
