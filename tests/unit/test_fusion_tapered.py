@@ -1,0 +1,31 @@
+"""The default groups: every tensor once, in order, small at the end."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.core import TensorSpec
+from thinwire.fusion import tapered_groups
+
+
+def tensors_of(sizes: list[int]) -> list[TensorSpec]:
+    return [TensorSpec(f"t{index}", (size,)) for index, size in enumerate(sizes)]
+
+
+@given(sizes=st.lists(st.integers(0, 2000), max_size=60), last_bytes=st.integers(1, 3000))
+def test_every_tensor_once_and_in_order(sizes: list[int], last_bytes: int) -> None:
+    tensors = tensors_of(sizes)
+    groups = tapered_groups(tensors, last_bytes=last_bytes, cap_bytes=8 * last_bytes)
+    assert [tensor for group in groups for tensor in group] == tensors
+    for distance, group in enumerate(reversed(groups)):
+        limit_bytes = min(2**distance, 8) * last_bytes
+        assert len(group) == 1 or 4 * sum(t.numel for t in group) <= limit_bytes
+
+
+def test_sizes_double_towards_the_front() -> None:
+    groups = tapered_groups(tensors_of([256] * 60), last_bytes=4 * 1024, cap_bytes=1 << 20)
+    assert [len(group) for group in groups] == [32, 16, 8, 4]
+
+
+def test_a_large_tensor_is_a_group_of_its_own() -> None:
+    groups = tapered_groups(tensors_of([10, 100_000, 10]), last_bytes=100)
+    assert [[t.numel for t in group] for group in groups] == [[10], [100_000], [10]]
