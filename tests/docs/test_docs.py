@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer.main
 
+import thinwire.api  # noqa: F401  (fills the registry before a test works on a copy of it)
 from thinwire.cli import app
 from thinwire.core import registry
 
