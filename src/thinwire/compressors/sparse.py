@@ -14,6 +14,8 @@ from thinwire.core import Codec, ConfigError, Payload, PayloadError, Step, UnitS
 from thinwire.kernels import Selected
 from thinwire.precision import positions, wire_format
 
+_PIPED = ("fp32", "fp16", "bf16", "fp8", "int8", "int4", "float4", "pot4", "flint4")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sparsifier(Codec):
@@ -86,6 +88,8 @@ class Sparsifier(Codec):
         return self.selected_elems(unit) if bits < 8 else count
 
     def __str__(self) -> str:
+        if self.values not in _PIPED:  # no compressor has this name, so it cannot follow a bar
+            return self._text(skip=())
         text = self._text(skip=("values",))
         return text if self.values == "fp32" else f"{text} | {self.values}"
 

@@ -11,6 +11,7 @@ from thinwire import kernels
 from thinwire.compressors.sparse import Sparsifier, check_density
 from thinwire.core import Compressor, ConfigError, Step, UnitSpec, register
 from thinwire.kernels import Selected
+from thinwire.precision import wire_format
 
 
 @register("threshold")
@@ -33,8 +34,10 @@ class Threshold(Sparsifier):
         check_density(self.density)
         if not self.value >= 0:
             raise ConfigError(f"threshold: value is {self.value}; expected a magnitude of 0 or more")
-        if self.values == "int4":
-            raise ConfigError("threshold: int4 values need a count known beforehand; use int8, fp16, bf16 or fp32")
+        if wire_format(self.values).bits < 8:
+            raise ConfigError(
+                f"threshold: {self.values} values need a count known beforehand; use int8, fp16, bf16 or fp32"
+            )
 
     @property
     def exact_bytes(self) -> bool:
