@@ -29,7 +29,7 @@ def demo(
     compress: Annotated[
         list[str] | None, typer.Option(help="What thinwire uses; give it again for more contestants. (default: auto)")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of every contestant. (default: 45; 6 with --quick)")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of every contestant. (default: 45; 5 with --quick)")] = None,
     batch: Annotated[int | None, typer.Option(help="Windows per host and step. (default: 7)")] = None,
     seq: Annotated[int | None, typer.Option(help="Bytes per window. (default: 128)")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the order of the data.")] = 0,

@@ -40,7 +40,7 @@ class Workload:
         return done * self.evaluations // self.steps > step * self.evaluations // self.steps
 
 
-QUICK = {"steps": 6, "evaluations": 1}  # start-up of the workers takes about half of the minute
+QUICK = {"steps": 5, "evaluations": 1}  # start-up of the workers takes about half of the minute
 
 
 def make_workload(
