@@ -11,7 +11,7 @@ from thinwire.compressors.routing import Route
 from thinwire.core import Compressor, TensorSpec, UnitSpec, Wrapper, make
 from thinwire.feedback import ErrorFeedback, with_feedback
 
-# Until the planner exists: nearly lossless with any optimizer (docs/precision.md), 7.5 times fewer bytes than fp32.
+# Until the planner exists: nearly lossless with AdamW (docs/precision.md), 7.5 times fewer bytes than fp32.
 AUTO = "int4"
 
 
