@@ -111,8 +111,8 @@ class Scheduler:
         self.transport = transport
         self.seconds = Seconds()
         self.spans: list[Span] = []
-        self._cuda = device is not None and device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._cuda else None
+        on_cuda = device is not None and device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if on_cuda else None
         self._queue: queue.SimpleQueue[_Job | _Flush | None] = queue.SimpleQueue()
         self._live: list[_Job] = []
         self._error: BaseException | None = None

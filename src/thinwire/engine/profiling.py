@@ -42,11 +42,6 @@ class StepProfiler:
         self._elems = sum(group_elems)
         self._sent_bytes = sum(span.sent_bytes for span in trace.spans if span.group >= 0)
 
-    @property
-    def full(self) -> bool:
-        """Enough steps were seen to plan with."""
-        return len(self._ready_s) == WINDOW_STEPS
-
     def profile(self) -> Profile:
         """The medians of the window."""
         ready_s = {name: median(step.get(name, 0.0) for step in self._ready_s) for name in self._tensors}

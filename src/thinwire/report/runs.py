@@ -61,10 +61,6 @@ class Run:
             if event["kind"] == "step" and event["step"] >= WARMUP_STEPS
         ]
 
-    def steps_done(self) -> int:
-        """How many steps rank 0 finished."""
-        return sum(event["kind"] == "step" for event in self.ranks[0])
-
     def step_seconds(self) -> list[float]:
         """Seconds of every counted step on every rank."""
         return [event["step_s"] for event in self.steps()]
