@@ -31,6 +31,10 @@ class RandomK(Compressor):
     def __post_init__(self) -> None:
         check_density(self.density)
 
+    @property
+    def sparse(self) -> bool:
+        return True
+
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         indices = self._draw(step).to(x.device)
         averaged = yield AllReduce(x[indices])

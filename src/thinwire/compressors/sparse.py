@@ -35,6 +35,10 @@ class Sparsifier(Codec):
         wire_format(self.values)
         positions.resolve(self.indices, 0, 0)
 
+    @property
+    def sparse(self) -> bool:
+        return True
+
     @abstractmethod
     def select(self, x: Tensor, step: Step) -> Selected:
         """Choose entries of ``x``. The residual may be written over ``x``."""

@@ -93,6 +93,11 @@ class Compressor(ABC):
         """``wire_bytes`` is exact; otherwise the size depends on the data and it is an estimate."""
         return True
 
+    @property
+    def sparse(self) -> bool:
+        """A coordinate of the mean that is exactly zero was sent by no rank in this step: its update comes later, and older."""
+        return False
+
     def init(self, unit: UnitSpec) -> State:
         """The state before the first step. Must be the concatenation of what the unit's tensors give one by one."""
         return {}
@@ -201,6 +206,10 @@ class Wrapper(Compressor):
     @property
     def exact_bytes(self) -> bool:
         return self.inner.exact_bytes
+
+    @property
+    def sparse(self) -> bool:
+        return self.inner.sparse
 
     def __str__(self) -> str:
         return f"{self._text(skip=('inner',))} | {self.inner}"
