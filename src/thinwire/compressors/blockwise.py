@@ -26,6 +26,7 @@ from thinwire.core import (
     State,
     Step,
     UnitSpec,
+    memory,
 )
 from thinwire.core.blocks import aligned_elems, from_blocks, to_blocks
 from thinwire.precision import Encoded, WireFormat, wire_format
@@ -70,12 +71,12 @@ def rows(encoded: Encoded, count: int) -> Tensor:
     parts = [encoded.codes.view(count, -1)]
     if encoded.scales is not None:
         parts.append(encoded.scales.view(torch.uint8).view(count, -1))
-    return torch.cat(parts, dim=1)
+    return memory.cat(parts, dim=1)
 
 
 def average_shard(messages: Iterable[Tensor], coder: Coder, step: Step, shard: int, device: torch.device) -> Tensor:
     """The mean of the shard that this rank owns."""
-    mean = torch.zeros(shard, device=device)
+    mean = memory.zeros(shard, device=device)
     for message in messages:
         coder.decode(message, step.rank * shard, 1 / step.world_size, mean, True)
     return mean
@@ -89,7 +90,7 @@ def share_shards(
     own = slice(step.rank * shard, (step.rank + 1) * shard)
     owned = coder.encode(mean, own.start, generator)
     gathered = yield AllGather(rows(owned, 1)[0])
-    whole = mean.new_empty(step.world_size * shard)
+    whole = memory.empty(step.world_size * shard, device=mean.device)
     for rank, message in enumerate(gathered):
         coder.decode(message, rank * shard, 1.0, whole[rank * shard : (rank + 1) * shard], False)
     residual[own].add_(owned.residual, alpha=step.world_size)
@@ -110,8 +111,7 @@ def sharded_mean(
     world, numel = step.world_size, x.numel()
     shard = shard_elems(numel, world, block)
     first, second = (step.generator(p, per_rank=True) if stochastic else None for p in ("sent", "owned"))
-    padding = shard * world - numel
-    sent = coder.encode(torch.nn.functional.pad(x, (0, padding)) if padding else x, 0, first)
+    sent = coder.encode(memory.padded(x, shard * world), 0, first)
     received = yield AllToAll(rows(sent, world))
     mean = average_shard(received, coder, step, shard, x.device)
     whole, residual = yield from share_shards(mean, sent.residual, owner or coder, step, second)

@@ -25,6 +25,7 @@ class RandomK(Compressor):
     """
 
     feedback = True
+    scheduled = ("density",)
 
     density: float = 0.01
 
@@ -36,7 +37,7 @@ class RandomK(Compressor):
         return True
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
-        indices = self._draw(step).to(x.device)
+        indices = self.at(step.index)._draw(step).to(x.device)
         averaged = yield AllReduce(x[indices])
         x[indices] = 0
         mean = torch.zeros_like(x)

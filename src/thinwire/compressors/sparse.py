@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core import Codec, ConfigError, Payload, PayloadError, Step, UnitSpec
+from thinwire.compressors.places import FlatPlaces, Places
+from thinwire.core import Codec, ConfigError, Payload, PayloadError, Schedule, Step, UnitSpec, memory
 from thinwire.kernels import Selected
 from thinwire.precision import positions, wire_format
 
@@ -47,13 +48,20 @@ class Sparsifier(Codec):
     def selected_elems(self, unit: UnitSpec) -> int:
         """How many entries ``select`` takes (an estimate where that depends on the data)."""
 
+    def places(self, unit: UnitSpec) -> Places:
+        """How the positions of what ``select`` takes are written."""
+        return FlatPlaces(unit.numel, self.indices)
+
     def split(self, x: Tensor, step: Step) -> tuple[Payload, Tensor]:
-        chosen = self.select(x, step)
+        return self.pack(self.select(x, step), self.places(step.unit))
+
+    def pack(self, chosen: Selected, places: Places) -> tuple[Payload, Tensor]:
+        """The message for what was chosen, and what it leaves behind."""
         encoded = wire_format(self.values).encode(chosen.values)
         payload = Payload(values=encoded.codes)
         if encoded.scales is not None:
             payload["scales"] = encoded.scales
-        payload.update(positions.pack(chosen.indices, step.unit.numel, self.indices))
+        payload.update(places.pack(chosen.indices))
         if self.values != "fp32":
             chosen.residual[chosen.indices.long()] = encoded.residual
         return payload, chosen.residual
@@ -69,27 +77,30 @@ class Sparsifier(Codec):
         return kernels.scatter_mean(entries, step.unit.numel, world_size=len(payloads))
 
     def payload_bytes(self, unit: UnitSpec) -> int:
-        count, fmt = self.selected_elems(unit), wire_format(self.values)
+        return self.entries_bytes(self.selected_elems(unit), self.places(unit))
+
+    def entries_bytes(self, count: int, places: Places) -> int:
+        """Size of the message for ``count`` entries."""
+        fmt = wire_format(self.values)
         sizes = {"values": (torch.uint8, fmt.code_bytes(count))}
         if fmt.scale_dtype is not None:
             sizes["scales"] = (fmt.scale_dtype, -(-count // fmt.block))
-        return Payload.size(sizes | positions.sizes(self.indices, count, unit.numel))
+        return Payload.size(sizes | places.sizes(count))
 
     def _entries(self, payload: Payload, unit: UnitSpec) -> tuple[Tensor, Tensor]:
-        """Decoded values and their positions."""
+        return self.entries(payload, self.places(unit), self.selected_elems(unit))
+
+    def entries(self, payload: Payload, places: Places, expected: int) -> tuple[Tensor, Tensor]:
+        """Decoded values and their positions; ``expected`` of them, where the payload itself does not tell."""
         fmt = wire_format(self.values)
         if "values" not in payload or ("scales" in payload) != (fmt.scale_dtype is not None):
             raise PayloadError(f"not a sparse payload with {self.values} values: it holds {sorted(payload)}")
-        indices = positions.unpack(payload, self._count(payload, unit), unit.numel)
-        values = torch.empty(indices.numel(), device=indices.device)
+        # Two 4-bit codes share a byte, so the bytes do not tell an odd count.
+        count = expected if fmt.bits < 8 else payload["values"].numel() * 8 // fmt.bits
+        indices = places.unpack(payload, count)
+        values = memory.empty(indices.numel(), device=indices.device)
         fmt.decode(payload["values"], payload.get("scales"), 1.0, values, False)
         return values, indices
-
-    def _count(self, payload: Payload, unit: UnitSpec) -> int:
-        """How many values the payload holds (two 4-bit codes share a byte, so an odd count is asked of the positions)."""
-        bits = wire_format(self.values).bits
-        count = payload["values"].numel() * 8 // bits
-        return self.selected_elems(unit) if bits < 8 else count
 
     def __str__(self) -> str:
         if self.values not in _PIPED:  # no compressor has this name, so it cannot follow a bar
@@ -99,8 +110,9 @@ class Sparsifier(Codec):
 
 
 def check_density(density: float) -> None:
-    """Raise ConfigError unless 0 < density <= 1."""
-    if not 0 < density <= 1:
+    """Raise ConfigError unless 0 < density <= 1, at every step."""
+    values = density.bounds if isinstance(density, Schedule) else (density,)
+    if not all(0 < value <= 1 for value in values):
         raise ConfigError(f"density is {density}; expected a fraction above 0 and at most 1, for example density=0.01")
 
 

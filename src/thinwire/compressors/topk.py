@@ -24,6 +24,8 @@ class TopK(Sparsifier):
         density: fraction of the entries to send. Lower: fewer bytes, older updates.
     """
 
+    scheduled = ("density",)
+
     density: float = 0.01
 
     def __post_init__(self) -> None:

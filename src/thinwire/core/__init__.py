@@ -1,5 +1,6 @@
 """Pure torch: what a compressor is, what it may ask for, and how its messages look. Never torch.distributed."""
 
+from thinwire.core import memory
 from thinwire.core.compressor import (
     ELEMENTWISE,
     Codec,
@@ -22,6 +23,7 @@ from thinwire.core.errors import (
 from thinwire.core.payload import Payload
 from thinwire.core.registry import Listing, available, make, register
 from thinwire.core.request import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request
+from thinwire.core.schedule import Schedule
 from thinwire.core.spec import TensorSpec, UnitSpec
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "PayloadError",
     "Reply",
     "Request",
+    "Schedule",
     "State",
     "Step",
     "TensorSpec",
@@ -52,5 +55,6 @@ __all__ = [
     "Wrapper",
     "available",
     "make",
+    "memory",
     "register",
 ]

@@ -7,10 +7,9 @@ weights already are.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from thinwire.core import memory
 from thinwire.core.spec import UnitSpec
 
 
@@ -23,16 +22,24 @@ def to_blocks(x: Tensor, unit: UnitSpec, block: int) -> Tensor:
     """``x`` with every tensor padded; ``x`` itself where nothing is to pad."""
     if _is_aligned(unit, block):
         return x
-    return torch.cat([pad(part, (0, -part.numel() % block)) for part in x.split(unit.sizes)])
+    whole = memory.zeros(aligned_elems(unit, block), device=x.device)
+    for part, place in zip(x.split(unit.sizes), _places(whole, unit, block), strict=True):
+        place.copy_(part)
+    return whole
 
 
 def from_blocks(aligned: Tensor, unit: UnitSpec, block: int) -> Tensor:
     """Without the padding of ``to_blocks``, and without anything behind it."""
     if _is_aligned(unit, block):
         return aligned[: unit.numel]
+    return memory.cat(_places(aligned, unit, block))
+
+
+def _places(aligned: Tensor, unit: UnitSpec, block: int) -> list[Tensor]:
+    """Where the tensors are in the padded unit."""
     padded = [-(-size // block) * block for size in unit.sizes]
     parts = aligned[: sum(padded)].split(padded)
-    return torch.cat([part[:size] for part, size in zip(parts, unit.sizes, strict=True)])
+    return [part[:size] for part, size in zip(parts, unit.sizes, strict=True)]
 
 
 def _is_aligned(unit: UnitSpec, block: int) -> bool:

@@ -11,17 +11,20 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from thinwire.core.payload import Payload
 from thinwire.core.request import AllGather, AllReduce, Request
+from thinwire.core.schedule import Schedule
 from thinwire.core.spec import TensorSpec, UnitSpec
 
 State = dict[str, Tensor]
+Self = TypeVar("Self", bound="Compressor")
+W = TypeVar("W", bound="Wrapper")
 Maturity = Literal["stable", "experimental"]
 _ALWAYS_SHOWN = ("density", "rank", "bits")  # what people compare settings by, so it is printed even at its default
 
@@ -56,13 +59,18 @@ ELEMENTWISE = Layout(lambda tensor: tensor.numel)
 
 @dataclass(frozen=True)
 class Step:
-    """What an exchange may know about its surroundings."""
+    """What an exchange may know about its surroundings.
+
+    ``weights`` are the parameters of the unit, flat like its gradient and not to be changed; only for compressors that
+    ``need_weights``, and None where whoever drives the exchange has none.
+    """
 
     index: int
     unit: UnitSpec
     rank: int = 0
     world_size: int = 1
     seed: int = 0
+    weights: Tensor | None = field(default=None, compare=False, repr=False)
 
     def generator(self, purpose: str = "", *, per_rank: bool = False) -> torch.Generator:
         """Random numbers that depend on seed, step, unit and purpose only (and on the rank if ``per_rank``).
@@ -82,20 +90,36 @@ class Compressor(ABC):
         name: the word in specs such as ``"topk(density=0.01)"``; set by ``@register``.
         maturity: ``stable`` once its effect was shown here on real tasks, otherwise ``experimental``.
         feedback: wrap in error feedback unless told otherwise.
+        scheduled: fields that may be a function of the step (``thinwire.core.schedule``).
     """
 
     name: ClassVar[str]
     maturity: ClassVar[Maturity] = "experimental"
     feedback: ClassVar[bool] = False
+    scheduled: ClassVar[tuple[str, ...]] = ()
 
     @property
     def exact_bytes(self) -> bool:
-        """``wire_bytes`` is exact; otherwise the size depends on the data and it is an estimate."""
-        return True
+        """``wire_bytes`` is exact; otherwise it is an estimate: the size depends on the data or changes with the step."""
+        return self.at(0) is self
+
+    @property
+    def needs_weights(self) -> bool:
+        """The exchange wants to see the parameters in ``Step.weights``."""
+        return False
+
+    def at(self: Self, index: int) -> Self:
+        """The configuration in force at a step: every schedule replaced by its value. ``self`` where there is none.
+
+        ``compressor.at(index).wire_bytes(...)`` is the price of that step; without ``at`` it is that of the last value.
+        """
+        values = {name: getattr(self, name) for name in self.scheduled}
+        current = {name: value.at(index) for name, value in values.items() if isinstance(value, Schedule)}
+        return replace(self, **current) if current else self  # type: ignore[type-var]
 
     @property
     def sparse(self) -> bool:
-        """A coordinate of the mean that is exactly zero was sent by no rank in this step: its update comes later, and older."""
+        """A zero in the mean was sent by no rank in this step: that coordinate comes later, and older."""
         return False
 
     def init(self, unit: UnitSpec) -> State:
@@ -167,13 +191,14 @@ class Codec(Compressor):
         return total / len(payloads)
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
-        payload, residual = self.split(x, step)
+        now = self.at(step.index)
+        payload, residual = now.split(x, step)
         if self.summable:
             reduced = yield tuple(AllReduce(tensor) for tensor in payload.values())
-            mean = self.decode(Payload(zip(payload, reduced, strict=True)), step.unit)
+            mean = now.decode(Payload(zip(payload, reduced, strict=True)), step.unit)
         else:
             gathered = yield AllGather(payload.to_bytes(), varying=self.varying)
-            mean = self.combine([Payload.from_bytes(message) for message in gathered], step)
+            mean = now.combine([Payload.from_bytes(message) for message in gathered], step)
         return Exchanged(mean, residual, state)
 
     def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
@@ -203,9 +228,18 @@ class Wrapper(Compressor):
         routed = self.inner.route(tensor)
         return self if routed is self.inner else replace(self, inner=routed)
 
+    def at(self: W, index: int) -> W:
+        current = super().at(index)
+        inner = current.inner.at(index)
+        return current if inner is current.inner else replace(current, inner=inner)
+
     @property
     def exact_bytes(self) -> bool:
         return self.inner.exact_bytes
+
+    @property
+    def needs_weights(self) -> bool:
+        return self.inner.needs_weights
 
     @property
     def sparse(self) -> bool:

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from thinwire.core import memory
 from thinwire.core.errors import PayloadError
 
 _MAGIC = b"TWP1"
@@ -64,14 +65,16 @@ class Payload(dict[str, Tensor]):
         _check_contents(self)
         sizes = {name: (tensor.dtype, tensor.numel()) for name, tensor in self.items()}
         device = next(iter(self.values())).device
-        buffer = torch.zeros(self.size(sizes), dtype=torch.uint8, device=device)
+        buffer = memory.empty(self.size(sizes), torch.uint8, device)
         entries = b"".join(_ENTRY.pack(name.encode(), _CODE_OF[dtype], n) for name, (dtype, n) in sizes.items())
         head = _HEAD.pack(_MAGIC, len(self)) + entries
         buffer[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         start = len(head)
         for tensor in self.values():
-            buffer[start : start + tensor.nbytes] = tensor.contiguous().view(torch.uint8)
+            end = start + tensor.nbytes
+            buffer[start:end] = tensor.contiguous().view(torch.uint8)
             start += _padded(tensor.nbytes)
+            buffer[end:start] = 0
         return buffer
 
     @classmethod

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from thinwire.core.compressor import Compressor, Maturity, Wrapper
 from thinwire.core.errors import ConfigError
+from thinwire.core.schedule import SHAPES, Schedule, read_schedule
 
 _registry: dict[str, type[Compressor]] = {}
 C = TypeVar("C", bound=type[Compressor])
@@ -115,6 +116,8 @@ def _fitting(cls: type[Compressor], name: str, value: Any) -> Any:
     """The value, if it is of the kind of its default: ``rank=2.5`` would fail much later, in the first step."""
     default = next(f.default for f in fields(cls) if f.name == name)  # type: ignore[arg-type]
     kind = type(default)
+    if isinstance(value, Schedule):
+        return _schedulable(cls, name, value)
     if kind not in (bool, int, float, str) or type(value) is kind or (kind is float and type(value) is int):
         return value
     raise ConfigError(f"{cls.name}: {name} is {value!r}; expected {_KINDS[kind]}, for example {name}={default!r}.")
@@ -123,7 +126,17 @@ def _fitting(cls: type[Compressor], name: str, value: Any) -> Any:
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a string"}
 
 
+def _schedulable(cls: type[Compressor], name: str, value: Schedule) -> Schedule:
+    if name in cls.scheduled:
+        return value
+    known = ", ".join(cls.scheduled) or "none of its arguments can"
+    raise ConfigError(f"{cls.name}: {name} cannot follow a schedule, got {value!r}. What can: {known}.")
+
+
 def _literal(node: ast.expr, spec: str) -> Any:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SHAPES:
+        named = {str(word.arg): _literal(word.value, spec) for word in node.keywords}
+        return read_schedule(node.func.id, [_literal(value, spec) for value in node.args], named)
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):

@@ -12,6 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from thinwire.core import memory
 from thinwire.precision.blocks import as_blocks, normalised, power_of_two_scales, residual_of
 from thinwire.precision.types import Encoded, as_bytes, store
 
@@ -27,7 +28,7 @@ _REBIAS = (127 + _SMALLEST_NORMAL_EXPONENT - 1) << FP16_MANTISSA
 
 def encode_fp32(x: Tensor, generator: torch.Generator | None) -> Encoded:
     """The values themselves."""
-    return Encoded(as_bytes(x.clone()), None, x.zero_())
+    return Encoded(as_bytes(memory.empty(x.numel(), device=x.device).copy_(x)), None, x.zero_())
 
 
 def decode_fp32(codes: Tensor, scales: Tensor | None, weight: float, out: Tensor, accumulate: bool) -> None:

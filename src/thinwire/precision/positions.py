@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.core import memory
 from thinwire.core.errors import ConfigError, PayloadError
 from thinwire.core.payload import Payload
 
@@ -54,9 +55,8 @@ def pack(indices: Tensor, numel: int, coding: str) -> dict[str, Tensor]:
     if coding == "int32":
         return {"index": indices}
     if coding == "paged":
-        low = (indices & (_PAGE - 1)).to(torch.uint16).view(torch.uint8)
-        counts = torch.bincount(indices >> 16, minlength=_pages(numel)).to(torch.int32)
-        return {"low": low, "pages": counts}
+        low = memory.empty(indices.numel(), torch.int16, indices.device).copy_(indices)  # keeps the low half
+        return {"low": low.view(torch.uint8), "pages": _page_ends(indices, numel).diff(prepend=indices.new_zeros(1))}
     mask = torch.zeros(numel, dtype=torch.bool, device=indices.device)
     mask[indices.long()] = True
     return {"bitmap": kernels.pack_bits(mask)}
@@ -88,9 +88,18 @@ def _read(payload: Payload, numel: int) -> Tensor:
     _expect(counts.numel(), _pages(numel), "pages")
     if bool((counts < 0).any()) or int(counts.sum()) * 2 != payload["low"].numel():
         raise PayloadError("a sparse payload's page counts do not add up to its positions")
-    low = payload["low"].view(torch.uint16).to(torch.int32)
-    pages = torch.arange(counts.numel(), dtype=torch.int32, device=low.device)
-    return low + pages.repeat_interleave(counts.long()) * _PAGE
+    low = payload["low"].view(torch.uint16)
+    indices = memory.empty(low.numel(), torch.int32, low.device).copy_(low)
+    first = counts.cumsum(0)[:-1]  # of each page but page 0, in which nothing is to add
+    jumps = memory.zeros(low.numel() + 1, torch.int32, low.device)
+    jumps.index_add_(0, first, jumps.new_full((first.numel(),), _PAGE))
+    return indices.add_(torch.cumsum(jumps, 0, dtype=torch.int32, out=jumps)[:-1])
+
+
+def _page_ends(indices: Tensor, numel: int) -> Tensor:
+    """How many positions are in each page and those before it."""
+    bounds = torch.arange(1, _pages(numel) + 1, device=indices.device) * _PAGE
+    return torch.searchsorted(indices, bounds, out_int32=True)
 
 
 def _expect(got: int, expected: int, what: str) -> None:
