@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire.kernels import reference, triton
+from thinwire.kernels.ages import adamw_table
 from thinwire.kernels.triton.launch import TILE_ELEMS
 from thinwire.kernels.triton.plans import SHORT_TILE_ELEMS
 
@@ -278,3 +279,35 @@ def test_bits(numel: int, seed: int) -> None:
 def test_a_mask_that_is_not_contiguous() -> None:
     mask = torch.tensor([True, False, True, True, False, True, False, False, True, True])[::2]
     assert_same_bits(triton.pack_bits(mask.to(DEVICE)), reference.pack_bits(mask))
+
+
+@property_test(12)
+@given(unit=units(), cap=st.sampled_from([1, 3, 200, 255]), seed=st.integers(0, 99))
+def test_count_ages(unit: Unit, cap: int, seed: int) -> None:
+    mean, _, _ = unit
+    since = torch.randint(0, cap + 1, mean.shape, generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    results = []
+    for kernels, device in ((triton, DEVICE), (reference, "cpu")):
+        mine, ages = since.clone().to(device), torch.full_like(since, 7, device=device)
+        kernels.count_ages(mean.to(device), mine, ages, cap)
+        results.append((mine, ages))
+    for got, expected in zip(*results, strict=True):
+        assert_same_bits(got, expected)
+
+
+@property_test(12)
+@given(unit=units(), decay=st.sampled_from([1.0, 0.999]), epsilon=st.sampled_from([1e-8, 0.0]), seed=st.integers(0, 99))
+def test_aged_adamw(unit: Unit, decay: float, epsilon: float, seed: int) -> None:
+    grad, _, _ = unit
+    generator = torch.Generator().manual_seed(seed)
+    ages = torch.randint(-300, 256, grad.shape, generator=generator).clamp_min(0).to(torch.uint8)
+    weight, moment = torch.randn(2, len(grad), generator=generator).unbind()
+    square = torch.rand(len(grad), generator=generator)
+    table = adamw_table(0.9, 0.99, 150, False, torch.device("cpu"))
+    results = []
+    for kernels, device in ((triton, DEVICE), (reference, "cpu")):
+        mine = [x.clone().to(device) for x in (weight, grad, ages, moment, square, table)]
+        kernels.aged_adamw(*mine, decay, 1e-2, 1.7, epsilon)
+        results.append(mine)
+    for got, expected in zip(*results, strict=True):
+        assert_same_bits(got, expected)

@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from thinwire.kernels import dispatch, reference, triton
+from thinwire.kernels.reference_ages import AGES, COLUMNS
 from thinwire.kernels.triton import launch
 from thinwire.kernels.triton.plans import SHORT_TILE_ELEMS
 
@@ -101,6 +102,9 @@ def call_everything(unit: Tensor) -> None:
     triton.segment_moments(unit, ends)
     triton.all_finite(unit)
     triton.unpack_bits(triton.pack_bits(unit > 0), numel)
+    since, ages, table = torch.zeros(2, numel, dtype=torch.uint8).unbind() + (torch.zeros(AGES * COLUMNS),)
+    triton.count_ages(unit, since, ages, 200)
+    triton.aged_adamw(unit, residual, ages, out, unit.clone(), table, 0.9, 0.1, 1.5, 1e-8)
 
 
 @pytest.mark.timeout(300)
@@ -120,7 +124,7 @@ def test_kernels_compile_for_a_unit_of_one_element(compiled: Compiled) -> None:
 
 def every_entry_point() -> set[str]:
     """The names of the functions that are launched: those of a module that no other kernel calls."""
-    modules = ("bits", "long_topk", "measures", "quantize", "scatter", "select", "short_topk")
+    modules = ("ages", "bits", "long_topk", "measures", "quantize", "scatter", "select", "short_topk")
     kernels = {
         name: member
         for module in modules

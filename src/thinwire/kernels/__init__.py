@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from thinwire.core import memory
 from thinwire.kernels import check, thresholds
 from thinwire.kernels.codings import (
     IndexCoding,
@@ -177,8 +178,8 @@ def scatter_mean(
     if world_size < 1:
         raise ValueError(f"world_size: got {world_size}, expected at least 1")
     if out is None:
-        device = payloads[0][0].device if payloads else None
-        out = torch.empty(numel, dtype=torch.float32, device=device)
+        device = payloads[0][0].device if payloads else torch.device("cpu")
+        out = memory.empty(numel, device=device)
     check.writable_fp32(out, numel, "out")
     check.sparse_payloads(payloads, out)
     kernels_for(out.device.type).scatter_mean(payloads, world_size, out)
@@ -254,4 +255,4 @@ def _decode_target(codes: Tensor, numel: int, out: Tensor | None, accumulate: bo
         return check.writable_fp32(out, numel, "out")
     if accumulate:
         raise ValueError("out: got None with accumulate=True, expected the tensor to add to")
-    return torch.empty(numel, dtype=torch.float32, device=codes.device)
+    return memory.empty(numel, device=codes.device)

@@ -45,11 +45,11 @@ def unit(grad: Tensor, residual: Tensor | None, out: Tensor | None) -> tuple[Ten
         residual = flat_fp32(residual, "residual")
         if residual.numel() != numel:
             raise ValueError(f"residual: got {residual.numel()} elements, expected {numel}, as many as grad has")
-        _check_device(residual, grad, "residual")
+        on_device(residual, grad, "residual")
     if out is None:
         return grad, residual, torch.empty_like(grad)
     writable_fp32(out, numel, "out")
-    _check_device(out, grad, "out")
+    on_device(out, grad, "out")
     _check_overlap(out, grad, "grad")
     if residual is not None:
         _check_overlap(out, residual, "residual")
@@ -112,7 +112,7 @@ def codes_and_scales(
             raise ValueError(
                 f"{name}: got {tensor.dtype} with {tensor.numel()} elements, expected contiguous {dtype} with {count}"
             )
-        _check_device(tensor, out, name)
+        on_device(tensor, out, name)
 
 
 def sparse_payloads(payloads: Sequence[tuple[Tensor, Tensor]], out: Tensor) -> None:
@@ -124,11 +124,21 @@ def sparse_payloads(payloads: Sequence[tuple[Tensor, Tensor]], out: Tensor) -> N
                 f"payload {rank}: got {values.dtype} values of shape {tuple(values.shape)} and {indices.dtype} indices "
                 f"of shape {tuple(indices.shape)}, expected contiguous 1-D float32 and int32 of one length"
             )
-        _check_device(values, out, f"values of payload {rank}")
-        _check_device(indices, out, f"indices of payload {rank}")
+        on_device(values, out, f"values of payload {rank}")
+        on_device(indices, out, f"indices of payload {rank}")
 
 
-def _check_device(x: Tensor, like: Tensor, name: str) -> None:
+def bytes_of(x: Tensor, like: Tensor, name: str) -> None:
+    """Refuse what is not one byte for every element of `like`."""
+    if x.dtype is not torch.uint8 or x.numel() != like.numel() or x.dim() != 1 or not x.is_contiguous():
+        raise ValueError(
+            f"{name}: got {x.dtype} of shape {tuple(x.shape)}, expected contiguous 1-D uint8 of {like.numel()} elements"
+        )
+    on_device(x, like, name)
+
+
+def on_device(x: Tensor, like: Tensor, name: str) -> None:
+    """Refuse a tensor that is not where `like` is."""
     if x.device != like.device:  # a CPU kernel handed a GPU pointer would bring the process down
         raise ValueError(f"{name}: got a tensor on {x.device}, expected {like.device}, where the others are")
 

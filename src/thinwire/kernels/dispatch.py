@@ -76,6 +76,20 @@ class KernelSet(Protocol):
     def bitmap_pack(self, indices: Tensor, numel: int) -> Tensor: ...
     def bitmap_unpack(self, buffer: Tensor, count: int, numel: int) -> Tensor: ...
     def crc32(self, data: Tensor) -> int: ...
+    def count_ages(self, mean: Tensor, since: Tensor, ages: Tensor, cap: int) -> None: ...
+    def aged_adamw(
+        self,
+        weight: Tensor,
+        grad: Tensor,
+        ages: Tensor,
+        moment: Tensor,
+        square: Tensor,
+        table: Tensor,
+        decay: float,
+        step_size: float,
+        correction: float,
+        epsilon: float,
+    ) -> None: ...
 
 
 def _load_native() -> KernelSet:

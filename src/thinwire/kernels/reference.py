@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from thinwire.kernels.reference_ages import aged_adamw, count_ages
 from thinwire.kernels.reference_codings import (
     bitmap_pack,
     bitmap_unpack,
@@ -24,11 +25,13 @@ from thinwire.kernels.types import Quantized, Selected
 
 __all__ = [
     "NAME",
+    "aged_adamw",
     "all_finite",
     "bank_topk",
     "bitmap_pack",
     "bitmap_unpack",
     "compensate",
+    "count_ages",
     "crc32",
     "delta16_pack",
     "delta16_unpack",

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.core import memory
+from thinwire.kernels.native.ages import aged_adamw, count_ages
 from thinwire.kernels.native.codings import bitmap_pack, bitmap_unpack, crc32, delta16_pack, delta16_unpack
 from thinwire.kernels.native.library import LEVELS, library
 from thinwire.kernels.native.plans import bank_plan, c_int64s, row_plan
@@ -17,11 +19,13 @@ from thinwire.kernels.types import Quantized, Selected
 
 __all__ = [
     "NAME",
+    "aged_adamw",
     "all_finite",
     "bank_topk",
     "bitmap_pack",
     "bitmap_unpack",
     "compensate",
+    "count_ages",
     "crc32",
     "delta16_pack",
     "delta16_unpack",
@@ -84,7 +88,7 @@ def row_topk(
 ) -> Selected:
     """See `reference.row_topk`."""
     plan = row_plan(offsets, row_lengths, ks)
-    values, indices = torch.empty(plan.total), torch.empty(plan.total, dtype=torch.int32)
+    values, indices = memory.empty(plan.total), memory.empty(plan.total, torch.int32)
     finite = library().tw_row_topk(
         grad.data_ptr(),
         _pointer(residual),
@@ -105,7 +109,7 @@ def bank_topk(
 ) -> Selected:
     """See `reference.bank_topk`."""
     plan = bank_plan(offsets, banks, k)
-    values, indices = torch.empty(plan.total), torch.empty(plan.total, dtype=torch.int32)
+    values, indices = memory.empty(plan.total), memory.empty(plan.total, torch.int32)
     finite = library().tw_bank_topk(
         grad.data_ptr(),
         _pointer(residual),
@@ -142,7 +146,8 @@ def ef_threshold_pack(
     )
     per_segment = tuple(counts[:])  # slicing first is ten times as fast as iterating
     total = sum(per_segment)
-    return Selected(values[:total].clone(), indices[:total].clone(), per_segment, out, bool(finite))
+    kept = memory.empty(total).copy_(values[:total]), memory.empty(total, torch.int32).copy_(indices[:total])
+    return Selected(*kept, per_segment, out, bool(finite))
 
 
 def scatter_mean(payloads: Sequence[tuple[Tensor, Tensor]], world_size: int, out: Tensor) -> None:
@@ -164,7 +169,7 @@ def scatter_mean(payloads: Sequence[tuple[Tensor, Tensor]], world_size: int, out
 def int8_encode(grad: Tensor, residual: Tensor | None, block: int, out: Tensor) -> Quantized:
     """See `reference.int8_encode`."""
     numel = grad.numel()
-    codes, scales = torch.empty(numel, dtype=torch.int8), torch.empty(-(-numel // block))
+    codes, scales = memory.empty(numel, torch.int8), memory.empty(-(-numel // block))
     pointers = grad.data_ptr(), _pointer(residual), out.data_ptr()
     finite = library().tw_int8_encode(*pointers, numel, block, codes.data_ptr(), scales.data_ptr())
     return Quantized(codes, scales, out, bool(finite))
@@ -179,8 +184,8 @@ def int8_decode(codes: Tensor, scales: Tensor, block: int, weight: float, out: T
 def int4_encode(grad: Tensor, residual: Tensor | None, block: int, out: Tensor) -> Quantized:
     """See `reference.int4_encode`."""
     numel = grad.numel()
-    codes = torch.empty((numel + 1) // 2, dtype=torch.uint8)
-    scales = torch.empty(-(-numel // block), dtype=torch.bfloat16)
+    codes = memory.empty((numel + 1) // 2, torch.uint8)
+    scales = memory.empty(-(-numel // block), torch.bfloat16)
     pointers = grad.data_ptr(), _pointer(residual), out.data_ptr()
     finite = library().tw_int4_encode(*pointers, numel, block, codes.data_ptr(), scales.data_ptr())
     return Quantized(codes, scales, out, bool(finite))

@@ -102,3 +102,14 @@ EXPORT int64_t tw_scatter_mean(int64_t payloads, const float *const *values, con
         }
     return -1;
 }
+
+EXPORT void tw_count_ages(const float *mean, uint8_t *since, uint8_t *ages, int cap, int64_t n) {
+    active->count_ages(mean, since, ages, cap, n);
+}
+
+EXPORT void tw_aged_adamw(float *weight, const float *grad, const uint8_t *ages, float *moment, float *square,
+                          const float *table, float decay, float step_size, float correction, float epsilon,
+                          int64_t n) {
+    const tw_adamw rule = {table, decay, step_size, correction, epsilon};
+    active->aged_adamw(weight, grad, ages, moment, square, &rule, n);
+}

@@ -4,6 +4,7 @@
 #include "threshold.h"
 #include "topk.h"
 
+#include "ages.h"
 #include "bank.h"
 #include "measure.h"
 #include "quantize.h"
@@ -21,4 +22,6 @@ const tw_kernels TW_TABLE = {
     .segment_amax = segment_amax,
     .segment_moments = segment_moments,
     .scatter_sorted = scatter_sorted,
+    .count_ages = count_ages,
+    .aged_adamw = aged_adamw,
 };

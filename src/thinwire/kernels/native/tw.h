@@ -21,6 +21,17 @@ typedef struct {
     float *columns; /* TW_COPY_BANKS banks of n entries; only for bank_topk */
 } tw_scratch;
 
+#define TW_AGE_COLUMNS 5 /* what one row of an age table holds, see thinwire/kernels/reference_ages.py */
+
+/* One AdamW step for coordinates of any age. */
+typedef struct {
+    const float *table; /* 256 rows, one per age */
+    float decay;        /* factor of every weight: 1 - lr * weight_decay */
+    float step_size;    /* lr / (1 - beta1^t) */
+    float correction;   /* 1 / sqrt(1 - beta2^t) */
+    float epsilon;
+} tw_adamw;
+
 typedef struct {
     int (*compensate)(const float *grad, const float *residual, float decay, float *velocity, float momentum,
                       float *out, int64_t n);
@@ -44,6 +55,9 @@ typedef struct {
     void (*segment_moments)(const float *x, int64_t segments, const int64_t *offsets, double *sums, double *squares);
     int64_t (*scatter_sorted)(int64_t payloads, const float *const *values, const int32_t *const *indices,
                               const int64_t *counts, float weight, float *out, int64_t numel);
+    void (*count_ages)(const float *mean, uint8_t *since, uint8_t *ages, int cap, int64_t n);
+    void (*aged_adamw)(float *weight, const float *grad, const uint8_t *ages, float *moment, float *square,
+                       const tw_adamw *rule, int64_t n);
 } tw_kernels;
 
 extern const tw_kernels tw_portable;

@@ -15,11 +15,15 @@ static inline vf v_set1(float x) { return _mm256_set1_ps(x); }
 static inline vf v_add(vf a, vf b) { return _mm256_add_ps(a, b); }
 static inline vf v_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 static inline vf v_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+static inline vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
+static inline vf v_sqrt(vf x) { return _mm256_sqrt_ps(x); }
 static inline vf v_clamp(vf x, vf low, vf high) { return _mm256_min_ps(_mm256_max_ps(x, low), high); }
 static inline vf v_rint(vf x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
 static inline vi vi_load(const int32_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 static inline void vi_store(int32_t *p, vi x) { _mm256_storeu_si256((__m256i *)p, x); }
+static inline vi vi_load_u8(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+static inline vf v_gather(const float *table, vi at) { return _mm256_i32gather_ps(table, at, 4); }
 static inline vi vi_set1(int32_t x) { return _mm256_set1_epi32(x); }
 static inline vi vi_iota(void) { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
 static inline vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
@@ -33,6 +37,7 @@ static inline int32_t horizontal_max(vi x) {
 }
 static inline vi v_magnitude(vf x) { return _mm256_and_si256(_mm256_castps_si256(x), vi_set1(0x7FFFFFFF)); }
 static inline vi vi_blend(vm m, vi yes, vi no) { return _mm256_blendv_epi8(no, yes, m); }
+static inline vf v_blend(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, _mm256_castsi256_ps(m)); }
 static inline vm vi_gt(vi a, vi b) { return _mm256_cmpgt_epi32(a, b); }
 static inline vm v_exceeds(vi magnitude, vf limit) {
     return _mm256_castps_si256(_mm256_cmp_ps(_mm256_castsi256_ps(magnitude), limit, _CMP_GT_OQ));

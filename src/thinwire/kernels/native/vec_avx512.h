@@ -15,11 +15,15 @@ static inline vf v_set1(float x) { return _mm512_set1_ps(x); }
 static inline vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 static inline vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 static inline vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+static inline vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+static inline vf v_sqrt(vf x) { return _mm512_sqrt_ps(x); }
 static inline vf v_clamp(vf x, vf low, vf high) { return _mm512_min_ps(_mm512_max_ps(x, low), high); }
 static inline vf v_rint(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
 static inline vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
 static inline void vi_store(int32_t *p, vi x) { _mm512_storeu_si512(p, x); }
+static inline vi vi_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+static inline vf v_gather(const float *table, vi at) { return _mm512_i32gather_ps(at, table, 4); }
 static inline vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 static inline vi vi_iota(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
@@ -28,6 +32,7 @@ static inline vi vi_min(vi a, vi b) { return _mm512_min_epi32(a, b); }
 static inline int32_t horizontal_max(vi x) { return _mm512_reduce_max_epi32(x); }
 static inline vi v_magnitude(vf x) { return _mm512_and_si512(_mm512_castps_si512(x), vi_set1(0x7FFFFFFF)); }
 static inline vi vi_blend(vm m, vi yes, vi no) { return _mm512_mask_blend_epi32(m, no, yes); }
+static inline vf v_blend(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
 static inline vm vi_gt(vi a, vi b) { return _mm512_cmpgt_epi32_mask(a, b); }
 static inline vm v_exceeds(vi magnitude, vf limit) {
     return _mm512_cmp_ps_mask(_mm512_castsi512_ps(magnitude), limit, _CMP_GT_OQ);

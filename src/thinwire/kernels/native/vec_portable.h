@@ -21,12 +21,23 @@ static inline vf v_add(vf a, vf b) { return a + b; }
 static inline vf v_sub(vf a, vf b) { return a - b; }
 static inline vf v_mul(vf a, vf b) { return a * b; }
 
+static inline vf v_div(vf a, vf b) { return a / b; }
+static inline vf v_sqrt(vf x) {
+    EACH x[lane] = __builtin_sqrtf(x[lane]);
+    return x;
+}
+
 static inline vi vi_load(const int32_t *p) { vi x; memcpy(&x, p, sizeof x); return x; }
 static inline void vi_store(int32_t *p, vi x) { memcpy(p, &x, sizeof x); }
+static inline vi vi_load_u8(const uint8_t *p) { return (vi){p[0], p[1], p[2], p[3]}; }
+static inline vf v_gather(const float *table, vi at) {
+    return (vf){table[at[0]], table[at[1]], table[at[2]], table[at[3]]};
+}
 static inline vi vi_set1(int32_t s) { return (vi){s, s, s, s}; }
 static inline vi vi_iota(void) { return (vi){0, 1, 2, 3}; }
 static inline vi vi_add(vi a, vi b) { return a + b; }
 static inline vi vi_blend(vm m, vi yes, vi no) { return (yes & m) | (no & ~m); }
+static inline vf v_blend(vm m, vf yes, vf no) { return (vf)vi_blend(m, (vi)yes, (vi)no); }
 static inline vm vi_gt(vi a, vi b) { return a > b; }
 static inline vi vi_max(vi a, vi b) { return vi_blend(a > b, a, b); }
 static inline vi vi_min(vi a, vi b) { return vi_blend(a > b, b, a); }

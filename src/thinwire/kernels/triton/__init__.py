@@ -7,6 +7,7 @@ device. Floating-point operations never fall back: torch on CUDA rounds some of 
 """
 
 from thinwire.kernels.reference_codings import bitmap_pack, bitmap_unpack, crc32, delta16_pack, delta16_unpack
+from thinwire.kernels.triton.ages import aged_adamw, count_ages
 from thinwire.kernels.triton.bits import pack_bits, unpack_bits
 from thinwire.kernels.triton.measures import all_finite, compensate, segment_amax, segment_moments
 from thinwire.kernels.triton.quantize import int4_decode, int4_encode, int8_decode, int8_encode
@@ -15,11 +16,13 @@ from thinwire.kernels.triton.select import bank_topk, ef_threshold_pack, ef_topk
 
 __all__ = [
     "NAME",
+    "aged_adamw",
     "all_finite",
     "bank_topk",
     "bitmap_pack",
     "bitmap_unpack",
     "compensate",
+    "count_ages",
     "crc32",
     "delta16_pack",
     "delta16_unpack",

@@ -1,0 +1,95 @@
+"""Which runs there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from benchmarks.convergence.tasks import TASKS
+from benchmarks.convergence.train import OURS, STOCK, Run
+from benchmarks.convergence.variants import VARIANTS
+
+DENSITIES = (0.1, 0.05, 0.02, 0.01)
+SEEDS = (0, 1, 2)
+LR_FACTORS = (0.5, 1.0, 2.0)
+MAIN_TASK = "gpt1m"  # the one that rates, variants and every selector are tried on
+LARGE_TASK = "gpt5m"
+ABLATION_DENSITIES = (0.05, 0.01)
+CLIP = 0.5
+
+
+def topk(density: float, name: str = "topk") -> str:
+    """A sparsifier as text."""
+    return f"{name}(density={density})"
+
+
+def grid(tasks: list[str], steps: int) -> list[Run]:
+    """All runs of these tasks, the most telling ones first, each once."""
+    runs = [run for name in tasks for run in _of_task(name)]
+    runs += [run for name in tasks for run in _more_seeds(name)]
+    if MAIN_TASK in tasks:
+        runs += [*_rates(), *_ablation(), *_clipped()]
+    return list(dict.fromkeys(replace(run, steps=steps) for run in runs))
+
+
+def quick_grid(tasks: list[str], steps: int) -> list[Run]:
+    """A handful of short runs that touch everything."""
+    compare = [("dense", STOCK), ("int4", STOCK), (topk(0.05), STOCK), (topk(0.05), OURS)]
+    runs = [Run(task=name, compress=wire, optimizer=who, steps=steps) for name in tasks for wire, who in compare]
+    if MAIN_TASK in tasks:
+        runs += [Run(task=MAIN_TASK, compress=topk(0.05), optimizer=name, steps=steps) for name in VARIANTS]
+        runs += [Run(task=MAIN_TASK, compress=topk(0.05, s), optimizer=OURS, steps=steps) for s in ("adtopk", "bank")]
+    return runs
+
+
+def _of_task(name: str) -> Iterator[Run]:
+    large = name == LARGE_TASK
+    yield Run(task=name, compress="dense")
+    yield Run(task=name, compress="int4")
+    for density in (0.05, 0.01) if large else DENSITIES:
+        for optimizer in (OURS, STOCK):
+            yield Run(task=name, compress=topk(density), optimizer=optimizer)
+    for selector in ("adtopk", "bank"):
+        for density in DENSITIES if name == MAIN_TASK else (0.05,) if large else (0.05, 0.01):
+            yield Run(task=name, compress=topk(density, selector), optimizer=OURS)
+        if not large:
+            yield Run(task=name, compress=topk(0.05, selector), optimizer=STOCK)
+
+
+def _more_seeds(name: str) -> Iterator[Run]:
+    if name == LARGE_TASK:
+        return
+    for seed in SEEDS[1:]:
+        yield Run(task=name, compress="dense", seed=seed)
+        yield Run(task=name, compress=topk(0.05), optimizer=OURS, seed=seed)
+        yield Run(task=name, compress=topk(0.05), optimizer=STOCK, seed=seed)
+
+
+def _rates() -> Iterator[Run]:
+    """Everybody gets the learning rate that suits it."""
+    for factor in LR_FACTORS:
+        yield Run(task=MAIN_TASK, compress="dense", lr_factor=factor)
+        for optimizer in (OURS, STOCK):
+            yield Run(task=MAIN_TASK, compress=topk(0.05), optimizer=optimizer, lr_factor=factor)
+
+
+def _ablation() -> Iterator[Run]:
+    for density in ABLATION_DENSITIES:
+        for name in VARIANTS:
+            yield Run(task=MAIN_TASK, compress=topk(density), optimizer=name)
+
+
+def _clipped() -> Iterator[Run]:
+    """Clipping acts on what is received; and the other usual choice of beta2."""
+    for change in ({"clip": CLIP}, {"beta2": 0.95}):
+        yield Run(task=MAIN_TASK, compress="dense", **change)  # type: ignore[arg-type]
+        for optimizer in (OURS, STOCK):
+            yield Run(task=MAIN_TASK, compress=topk(0.05), optimizer=optimizer, **change)  # type: ignore[arg-type]
+
+
+def check_tasks(names: list[str]) -> list[str]:
+    """The names, if there are such tasks."""
+    unknown = [name for name in names if name not in TASKS]
+    if unknown:
+        raise ValueError(f"unknown tasks {unknown}; expected some of {list(TASKS)}")
+    return names

@@ -1,0 +1,156 @@
+"""Results as Markdown tables for the docs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.convergence.grid import ABLATION_DENSITIES, CLIP, DENSITIES, LARGE_TASK, LR_FACTORS, MAIN_TASK, topk
+from benchmarks.convergence.results import ANY, Result, Results
+from benchmarks.convergence.tasks import TASKS
+from benchmarks.convergence.train import OURS, STOCK
+from benchmarks.convergence.variants import VARIANTS
+
+STOCK_DDP = "stock DDP"  # as `thinwire bench step` calls it; its loss is that of the dense wire
+SELECTORS = ("topk", "adtopk", "bank")
+
+
+def report(results: Results, step_times: Path | None) -> str:
+    """All tables for which there are results."""
+    parts = ["# Convergence over a sparse wire\n", _provenance(results)]
+    parts += [_main(results, task) for task in results.tasks()]
+    parts += [_seeds(results), _rates(results), _ablation(results), _habits(results)]
+    if step_times is not None:
+        parts.append(_wall_time(results, json.loads(step_times.read_text(encoding="utf-8"))))
+    return "\n".join(part for part in parts if part)
+
+
+def _provenance(results: Results) -> str:
+    steps = sorted({result["steps"] for result in results.all})
+    seconds = sum(result["seconds"] for result in results.all)
+    return (
+        f"{len(results.all)} runs of {', '.join(map(str, steps))} steps, 4 simulated workers, {seconds / 60:.0f} minutes of "
+        "one core. Evaluation loss on fixed held-out batches; in brackets, the difference to dense.\n"
+    )
+
+
+def _main(results: Results, task: str) -> str:
+    dense = results.loss(task=task, compress="dense")
+    rows = [["dense, stock AdamW", _cell(dense, None), "", ""]]
+    rows.append(["int4, stock AdamW", _cell(results.loss(task=task, compress="int4"), dense), "", ""])
+    for selector in SELECTORS:
+        for density in DENSITIES:
+            found = {
+                who: results.find(task=task, compress=topk(density, selector), optimizer=who) for who in (STOCK, OURS)
+            }
+            if any(found.values()):
+                cells = [_cell(found[who][0]["loss"] if found[who] else None, dense) for who in (STOCK, OURS)]
+                rows.append([topk(density, selector), *cells, _traffic(next(f[0] for f in found.values() if f))])
+    head = ["wire", "stock AdamW", "thinwire.optim.AdamW", "values received per step"]
+    return f"## {TASKS[task].label}\n\n{_table(head, rows)}"
+
+
+def _traffic(result: Result) -> str:
+    return f"{100 * result['received_share']:.1f} %"
+
+
+def _seeds(results: Results) -> str:
+    rows = []
+    for task in results.tasks():
+        row = [TASKS[task].label]
+        for wire, who in (("dense", STOCK), (topk(0.05), OURS), (topk(0.05), STOCK)):
+            losses = [result["loss"] for result in results.find(task=task, compress=wire, optimizer=who, seed=ANY)]
+            row.append(", ".join(f"{loss:.3f}" for loss in losses))
+        if "," in row[1]:
+            rows.append(row)
+    head = ["task", "dense", "topk 0.05, ours", "topk 0.05, stock AdamW"]
+    return f"## Seeds\n\n{_table(head, rows)}" if rows else ""
+
+
+def _rates(results: Results) -> str:
+    rows = []
+    for wire, who in (("dense", STOCK), (topk(0.05), OURS), (topk(0.05), STOCK)):
+        losses = [results.loss(task=MAIN_TASK, compress=wire, optimizer=who, lr_factor=f) for f in LR_FACTORS]
+        rows.append([f"{wire}, {who}", *(_cell(loss, None) for loss in losses)])
+    base = TASKS[MAIN_TASK].learning_rate
+    head = ["learning rate", *(f"{base * factor:g}" for factor in LR_FACTORS)]
+    return f"## Learning rates ({TASKS[MAIN_TASK].label})\n\n{_table(head, rows)}" if any(rows[0][2:]) else ""
+
+
+def _ablation(results: Results) -> str:
+    rows = []
+    dense = results.loss(task=MAIN_TASK, compress="dense")
+    for label, name in (("as shipped: s²/a, cap 200, per element", OURS), *((name, name) for name in VARIANTS)):
+        losses = [results.loss(task=MAIN_TASK, compress=topk(d), optimizer=name) for d in ABLATION_DENSITIES]
+        rows.append([label, *(_cell(loss, dense) for loss in losses)])
+    head = ["form", *(f"top-k {density}" for density in ABLATION_DENSITIES)]
+    found = any(cell for row in rows[1:] for cell in row[1:])
+    return f"## Ablation ({TASKS[MAIN_TASK].label})\n\n{_table(head, rows)}" if found else ""
+
+
+def _habits(results: Results) -> str:
+    rows = []
+    for label, change in ((f"clipped to norm {CLIP}", {"clip": CLIP}), ("beta2 = 0.95", {"beta2": 0.95})):
+        dense = results.loss(task=MAIN_TASK, compress="dense", **change)
+        ours = results.loss(task=MAIN_TASK, compress=topk(0.05), optimizer=OURS, **change)
+        stock = results.loss(task=MAIN_TASK, compress=topk(0.05), optimizer=STOCK, **change)
+        rows.append([label, _cell(dense, None), _cell(ours, dense), _cell(stock, dense)])
+    head = ["setting", "dense", "topk 0.05, ours", "topk 0.05, stock AdamW"]
+    found = any(cell for row in rows for cell in row[1:])
+    return f"## Clipping and beta2 ({TASKS[MAIN_TASK].label})\n\n{_table(head, rows)}" if found else ""
+
+
+def _wall_time(results: Results, cells: list[dict[str, object]]) -> str:
+    """Loss at equal wall time: curves of the large GPT against step times measured on the lab.
+
+    Args:
+        cells: what ``thinwire bench step --json`` writes.
+    """
+    parts = []
+    for rate in dict.fromkeys(str(cell["rate"]) for cell in cells):
+        times = {str(c["contestant"]).removeprefix("thinwire "): float(str(c["median_step_s"])) for c in cells
+                 if c["rate"] == rate}  # fmt: skip
+        parts.append(_at_rate(results, rate, times))
+    return "\n".join(parts)
+
+
+def _at_rate(results: Results, rate: str, times: dict[str, float]) -> str:
+    dense = results.find(task=LARGE_TASK, compress="dense")
+    if not dense or STOCK_DDP not in times:
+        return ""
+    marks_s = [dense[0]["steps"] * times[STOCK_DDP] * share for share in (0.1, 0.25, 0.5, 1.0)]
+    rows = []
+    for wire, step_s in times.items():
+        for who in (STOCK, OURS):
+            found = results.find(task=LARGE_TASK, compress="dense" if wire == STOCK_DDP else wire, optimizer=who)
+            if found:
+                losses = [_cell(loss_after(found[0]["curve"], mark / step_s), None) for mark in marks_s]
+                rows.append([f"{wire}, {who} AdamW", f"{step_s:.2f} s", *losses])
+    head = ["wire", "step", *(f"after {mark:.0f} s" for mark in marks_s)]
+    return f"## Equal wall time at {rate} ({TASKS[LARGE_TASK].label})\n\n{_table(head, rows)}"
+
+
+def loss_after(curve: Sequence[Sequence[float]], steps: float) -> float | None:
+    """The evaluation loss after so many steps, between evaluations on a straight line; None before the first.
+
+    A run that had ended by then keeps its last loss: it was not trained any longer.
+    """
+    if steps < curve[0][0]:
+        return None
+    for (step, loss), (next_step, next_loss) in pairwise(curve):
+        if steps < next_step:
+            return loss + (next_loss - loss) * (steps - step) / (next_step - step)
+    return curve[-1][1]
+
+
+def _cell(loss: float | None, dense: float | None) -> str:
+    if loss is None:
+        return ""
+    return f"{loss:.3f}" if dense is None else f"{loss:.3f} ({100 * (loss / dense - 1):+.1f} %)"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
