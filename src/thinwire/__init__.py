@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from thinwire import optim
     from thinwire.api import (
         Attached,
         CheckpointError,
@@ -35,11 +36,14 @@ __all__ = [
     "attach",
     "available",
     "make",
+    "optim",
     "register",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "optim":
+        return import_module("thinwire.optim")
     if name in __all__:
         return getattr(import_module("thinwire.api"), name)
     raise AttributeError(f"module 'thinwire' has no attribute {name!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 import thinwire
@@ -26,15 +28,17 @@ def _planned(fuse: str, engine: str) -> Case:
         assert sorted(names) == sorted(name for group in before for name in group["names"])
         assert trace.step == STEPS - 1
         assert {span.activity for span in trace.spans} >= {"encode", "wire", "decode", "wait"}
-        if fuse == "ssfusion":
+        if fuse.startswith("ssfusion"):
             assert any(group["density"] is not None for group in plan)
+        assert any(group["hosted"] for group in plan) == fuse.endswith("+host")
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("thinwire")]
         return digest(dict(model.named_parameters())), plan
 
     return run
 
 
 for _engine in ENGINES:
-    for _fuse in ("safusion", "ssfusion", "optimal"):
+    for _fuse in ("safusion", "ssfusion", "ssfusion+host", "optimal"):
         CASES[f"{_fuse} plans from measured steps [{_engine}]"] = _planned(_fuse, _engine)
 
 
@@ -55,4 +59,8 @@ def a_loaded_plan_is_used(rank: Rank, engine: str) -> object:
 
 @CASES.plain
 def ssfusion_needs_a_density(rank: Rank, engine: str) -> str:
-    return str(error_of(thinwire.ConfigError, lambda: thinwire.attach(seeded(Deep), compress="int4", fuse="ssfusion")))
+    scheduled = "topk(density=warmup(0.2, 0.1, steps=5))"
+    return "; ".join(
+        str(error_of(thinwire.ConfigError, lambda: thinwire.attach(seeded(Deep), compress=compress, fuse="ssfusion")))  # noqa: B023
+        for compress in ("int4", scheduled)
+    )

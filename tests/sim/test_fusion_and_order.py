@@ -113,7 +113,15 @@ def test_every_element_is_averaged_exactly_once(
         def delay_s(tag: Tag) -> float:
             return delays[(tag.group + tag.round + 5 * index) % len(delays)]
 
-        session = Session(Delayed(world.transport(index), delay_s), tensors, compressor, config=1, seed=0, scaler=None)
+        session = Session(
+            Delayed(world.transport(index), delay_s),
+            _parameters(tensors),
+            tensors,
+            compressor,
+            config=1,
+            seed=0,
+            scaler=None,
+        )
         written = []
         for step in range(2):
             means: dict[str, list[Tensor]] = {tensor.fqn: [] for tensor in tensors}
@@ -130,6 +138,10 @@ def test_every_element_is_averaged_exactly_once(
             for tensor in tensors:
                 expected = (_gradient(tensor, 0, step) + _gradient(tensor, 1, step)) / 2
                 assert [one.tolist() for one in means[tensor.fqn]] == [expected.tolist()]
+
+
+def _parameters(tensors: Sequence[TensorSpec]) -> dict[str, Tensor]:
+    return {tensor.fqn: torch.zeros(tensor.shape) for tensor in tensors}
 
 
 def _note(means: dict[str, list[Tensor]], tensor: TensorSpec, mean: Tensor) -> None:
@@ -164,7 +176,7 @@ def test_messages_are_started_in_the_same_order_on_all_ranks() -> None:
 
     def rank(index: int) -> None:
         transport = Delayed(world.transport(index, orders[index]), lambda tag: 0.002 * ((tag.group + index) % 2))
-        session = Session(transport, tensors, _Chatty(), config=1, seed=0, scaler=None)
+        session = Session(transport, _parameters(tensors), tensors, _Chatty(), config=1, seed=0, scaler=None)
         for tensor in tensors:
             session.submit(make_group([tensor], _Chatty()), {tensor.fqn: torch.ones(tensor.shape)}, lambda *_: None)
         session.wait(session.end_step([True] * len(tensors), lambda counts, used: None))

@@ -24,6 +24,7 @@ LAYERS = (
     {"sync"},
     {"plan"},
     {"engine"},
+    {"optim"},
     {"api"},
     {"demo"},
     {"cli"},

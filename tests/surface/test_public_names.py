@@ -25,6 +25,7 @@ NAMES = [
     "attach",
     "available",
     "make",
+    "optim",
     "register",
 ]
 # Positional names first, then keyword-only ones with their defaults.
@@ -41,7 +42,18 @@ ATTACH_KEYWORDS = {
     "timeout_s": 60.0,
     "events": None,
 }
-ATTACHED = {"detach", "explain", "load_state_dict", "no_sync", "state_dict", "stats", "trace", "__enter__", "__exit__"}
+ATTACHED = {
+    "detach",
+    "explain",
+    "load_state_dict",
+    "no_sync",
+    "received",
+    "state_dict",
+    "stats",
+    "trace",
+    "__enter__",
+    "__exit__",
+}
 STATS = ["steps", "skipped_steps", "wire_bytes", "dense_bytes", "wait_s", "encode_s", "wire_s", "decode_s"]
 COMPRESSORS = {
     "dense": set(),

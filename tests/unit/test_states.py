@@ -89,3 +89,18 @@ def test_load_replaces_everything() -> None:
     store.of(whole)
     store.load(other.by_name())
     assert torch.equal(store.of(whole)["residual"], other.of(whole)["residual"])
+
+
+def test_what_another_compressor_does_not_use_is_set_aside() -> None:
+    """A fusion plan may send a tensor dense for a while; what its own compressor knew must be there afterwards."""
+    store = StateStore(TENSORS, COMPRESSOR)
+    whole = _unit(*TENSORS)
+    store.of(whole)
+    store.commit({whole: _counted(whole, 7)})
+    before = store.by_name()
+    dense = Unit(UnitSpec((TENSORS[0],)), make("ef | dense"))
+    assert store.of(dense).keys() == {"residual"}
+    assert {name: state.keys() for name, state in store.by_name().items()} == {n: s.keys() for n, s in before.items()}
+    store.load(store.by_name())
+    again = store.of(whole)
+    assert all(torch.equal(again[key], value) for key, value in _counted(whole, 7).items())

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.comm.transport import Later, Pending, Tag, Transport
-from thinwire.core import AllGather, AllToAll, DesyncError, Reply, Request
+from thinwire.core import AllGather, AllToAll, DesyncError, Reply, Request, memory
 
 _MAGIC = b"TWM1"
 _HEADER = struct.Struct("<4sIIIQQI4x")
@@ -59,7 +59,7 @@ class Framed:
         length = bodies.shape[1]
         headers = b"".join(_HEADER.pack(_MAGIC, *tag, self.config, length, kernels.crc32(body)) for body in bodies)
         table = torch.frombuffer(bytearray(headers), dtype=torch.uint8).view(-1, HEADER_BYTES)
-        return torch.cat([table.to(bodies.device), bodies], dim=1)
+        return memory.cat([table.to(bodies.device), bodies], dim=1)
 
     def _open(self, messages: Reply, tag: Tag) -> Reply:
         return [self._check(message, rank, tag) for rank, message in enumerate(messages)]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Exchange, Exchanged, Reply, Request
+from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Exchange, Exchanged, Reply, Request, memory
 
 Merged = Generator[tuple[Request, ...], Any, list[Exchanged]]
 
@@ -78,11 +78,11 @@ def _join(batch: Sequence[Request]) -> Request:
         return first
     match first:
         case AllReduce():
-            return AllReduce(torch.cat([r.tensor.reshape(-1) for r in batch]), first.op)  # type: ignore[union-attr]
+            return AllReduce(memory.cat([r.tensor.reshape(-1) for r in batch]), first.op)  # type: ignore[union-attr]
         case AllGather():
-            return AllGather(torch.cat([_aligned(r.message) for r in batch]))  # type: ignore[union-attr]
+            return AllGather(memory.cat([_aligned(r.message) for r in batch]))  # type: ignore[union-attr]
         case AllToAll():
-            return AllToAll(torch.cat([_aligned(r.messages) for r in batch], dim=1))  # type: ignore[union-attr]
+            return AllToAll(memory.cat([_aligned(r.messages) for r in batch], dim=1))  # type: ignore[union-attr]
         case Broadcast():
             raise AssertionError("broadcasts are never merged")
 
@@ -104,4 +104,5 @@ def _part(batch: Sequence[Request], reply: Any) -> list[Reply]:
 
 def _aligned(message: Tensor) -> Tensor:
     """Padded to 8 bytes, so that the next part can be viewed as any dtype."""
-    return torch.nn.functional.pad(message, (0, -message.shape[-1] % 8))
+    missing = -message.shape[-1] % 8
+    return torch.nn.functional.pad(message, (0, missing)) if missing else message

@@ -24,7 +24,7 @@ import torch
 
 from thinwire.comm.trace import Activity, Span
 from thinwire.comm.transport import Pending, Tag, Transport
-from thinwire.core import Request, ThinwireError, TransportError
+from thinwire.core import Request, ThinwireError, TransportError, memory
 
 log = logging.getLogger(__name__)
 # Group numbers from here on belong to no fusion group: agreements, set-up.
@@ -110,6 +110,7 @@ class Scheduler:
     def __init__(self, transport: Transport, device: torch.device | None = None) -> None:
         self.transport = transport
         self.seconds = Seconds()
+        self.pool = memory.Pool()
         self.spans: list[Span] = []
         on_cuda = device is not None and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_cuda else None
@@ -157,6 +158,10 @@ class Scheduler:
         return torch.cuda.stream(self._stream)
 
     def _run(self) -> None:
+        with memory.recycling(self.pool):
+            self._work_off()
+
+    def _work_off(self) -> None:
         while (item := self._queue.get()) is not None:
             if isinstance(item, _Flush):
                 self._end(item)
@@ -175,6 +180,7 @@ class Scheduler:
         except Exception as error:  # as in _guarded: whoever waits must hear of it
             log.exception("the end of a step failed")
             self._error = error
+        self.pool.end_step()
         flush.ticket.finish(self._error)
 
     def _drain(self) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.comm.transport import Later, Pending, Tag
-from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request, TransportError
+from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request, TransportError, memory
 
 # Renamed in torch 2.13; the old name warns there, the new one is missing before.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -74,8 +74,9 @@ class TorchDistTransport:
             case AllGather():
                 return self._all_gather(request.message)
             case AllToAll():
-                reply = torch.empty_like(request.messages)
-                work = dist.all_to_all_single(reply, request.messages, group=self.group, async_op=True)
+                messages = request.messages
+                reply = memory.empty(messages.shape, messages.dtype, messages.device)
+                work = dist.all_to_all_single(reply, messages, group=self.group, async_op=True)
                 return Later(lambda: _after(work, reply))
             case Broadcast():
                 source = dist.get_global_rank(self.group, request.source) if self.group else request.source
@@ -92,7 +93,7 @@ class TorchDistTransport:
         return Later(finish)
 
     def _all_gather(self, message: Tensor) -> Later:
-        out = message.new_empty((self.world_size, message.numel()))
+        out = memory.empty((self.world_size, message.numel()), message.dtype, message.device)
         work = _all_gather(out.view(-1), message.contiguous(), group=self.group, async_op=True)
         return Later(lambda: list(_after(work, out)))
 
@@ -105,7 +106,7 @@ class TorchDistTransport:
             sizes = [int(one) for one in lengths.wait()]
             # Rounded up so that every rank's message starts aligned in the common buffer.
             longest = -(-max(sizes) // 8) * 8
-            padded = torch.nn.functional.pad(message, (0, longest - message.numel()))
+            padded = memory.padded(message, longest)
             rows = self._all_gather(padded).wait()
             return [row[:size] for row, size in zip(rows, sizes, strict=True)]
 

@@ -65,7 +65,9 @@ def make_contender(contestant: Contestant, timeout_s: float) -> Iterator[Contend
     """Build the contestant's model under the current process group; its hooks are gone afterwards."""
     workload = contestant.workload
     model = build_model(workload.model, workload.seq, workload.seed)
-    optimizer = torch.optim.AdamW(
+    # With thinwire its own AdamW: the same as torch's where everything arrives, and aware of ages where it does not.
+    adamw = thinwire.optim.AdamW if contestant.mode == "thinwire" else torch.optim.AdamW
+    optimizer = adamw(
         model.parameters(), lr=workload.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
     if contestant.mode == "thinwire":

@@ -17,6 +17,7 @@ from thinwire.engine.attached import Attached
 from thinwire.engine.ddp import DDPEngine
 from thinwire.engine.groups import fingerprint, prepare
 from thinwire.engine.plain import PlainEngine
+from thinwire.engine.received import warn_if_blind
 from thinwire.engine.recording import Recorder
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import GradScaler, Session
@@ -74,7 +75,7 @@ def attach(
         transport = _own_transport(module, timeout_s)
     config = fingerprint(tensors, str(compressor), fuse, str(seed), str(broadcast_buffers), str(scaler is None))
     _check_same_everywhere(transport, config, tensors[0].device)
-    session = Session(transport, tensors, compressor, config=config, seed=seed, scaler=scaler)
+    session = Session(transport, parameters, tensors, compressor, config=config, seed=seed, scaler=scaler)
 
     try:
         # Gradients become ready roughly in reverse order of registration.
@@ -83,6 +84,8 @@ def attach(
     except BaseException:
         session.close()
         raise
+    if optimizer is not None and transport.rank == 0:
+        warn_if_blind(optimizer, session.ages)
     wire = Attached(engine, session, regrouping, compressor, tensors, optimizer)
     if events is not None:
         session.meter.recorder = Recorder(

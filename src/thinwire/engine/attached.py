@@ -8,18 +8,20 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thinwire.comm.trace import Trace
 from thinwire.core import CheckpointError, Compressor, ConfigError, TensorSpec
 from thinwire.engine.ddp import DDPEngine
 from thinwire.engine.groups import make_group
 from thinwire.engine.plain import PlainEngine
+from thinwire.engine.received import Received
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.engine.stats import WireStats
 
 log = logging.getLogger(__name__)
-STATE_VERSION = 1
+STATE_VERSION = 2  # 2: ages
 
 
 class Attached:
@@ -47,6 +49,10 @@ class Attached:
         """Totals since ``attach``: steps, bytes, seconds."""
         return self._session.meter.stats()
 
+    def received(self, parameter: Tensor) -> Received | None:
+        """What ``parameter`` received in the last step and how old it was, for optimizers; None: all of it, one step old."""
+        return self._session.ages.received(parameter)
+
     def trace(self) -> Trace:
         """What this rank did when in the last step; ``thinwire.comm.trace.write_chrome_trace`` writes it for Perfetto.
 
@@ -72,6 +78,7 @@ class Attached:
             "seed": self._session.seed,
             "fusion": [group.to_json() for group in self._regrouping.plan],
             "tensors": self._session.states.by_name(),
+            "ages": self._session.ages.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -93,11 +100,13 @@ class Attached:
                     f"the checkpoint's {key} is {state.get(key)!r}, expected {value!r}; load the state that this rank "
                     "saved under the same settings, or start without one (residuals then begin at zero)"
                 )
-        missing = [key for key in ("step", "seed", "fusion", "tensors") if key not in state]
+        missing = [key for key in ("step", "seed", "fusion", "tensors", "ages") if key not in state]
         if missing:
             raise CheckpointError(f"the checkpoint lacks {missing}; load what wire.state_dict() has given, unchanged")
         groups = self._regrouping.read(state["fusion"])
+        self._session.ages.check(state["ages"])
         self._session.states.load(state["tensors"])
+        self._session.ages.load_state_dict(state["ages"])
         self._regrouping.adopt(groups)
         self._engine.queue.use(self._regrouping.groups())
         self._session.step, self._session.seed = state["step"], state["seed"]

@@ -10,21 +10,35 @@ from thinwire.core import TensorSpec
 from thinwire.engine.groups import Group
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
+from thinwire.engine.slots import Slots
 
 
 class GroupQueue:
     """Submits a group as soon as all its gradients are there *and* all groups before it were submitted.
 
     So the order of submission is the same on all ranks, whatever becomes ready first.
+
+    Args:
+        write: takes the mean of each tensor.
+        in_place: the gradients' memory may be used for the exchange; they are replaced anyway.
     """
 
-    def __init__(self, session: Session, regrouping: Regrouping, write: Callable[[TensorSpec, Tensor], None]) -> None:
-        self._session, self._regrouping, self._write = session, regrouping, write
+    def __init__(
+        self,
+        session: Session,
+        regrouping: Regrouping,
+        write: Callable[[TensorSpec, Tensor], None],
+        *,
+        in_place: bool = False,
+    ) -> None:
+        self._session, self._regrouping, self._write, self._in_place = session, regrouping, write, in_place
+        self._slots = Slots()
         self.use(regrouping.groups())
 
     def use(self, groups: list[Group]) -> None:
         """Change to other groups; only between steps."""
         self._groups = groups
+        self._slots.use(groups)
         self._group_of = {tensor.fqn: index for index, group in enumerate(groups) for tensor in group.tensors}
         self.clear()
 
@@ -33,6 +47,11 @@ class GroupQueue:
         self.ready: dict[str, Tensor] = {}
         self._missing = [len(group.tensors) for group in self._groups]
         self._next = 0
+        self._slots.clear()
+
+    def place(self, name: str, gradient: Tensor) -> Tensor:
+        """Where a gradient that may be moved should be; hand the result to ``add``."""
+        return self._slots.put(name, gradient)
 
     def add(self, name: str, gradient: Tensor) -> None:
         """A gradient is ready."""
@@ -58,5 +77,5 @@ class GroupQueue:
     def _submit_next(self) -> None:
         group = self._groups[self._next]
         gradients = {tensor.fqn: self.ready[tensor.fqn] for tensor in group.tensors if tensor.fqn in self.ready}
-        self._session.submit(group, gradients, self._write)
+        self._session.submit(group, gradients, self._write, in_place=self._in_place)
         self._next += 1

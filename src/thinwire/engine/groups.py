@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from thinwire.compressors.dense import Dense
+from thinwire.compressors.host import OnHost
 from thinwire.compressors.routing import Route
 from thinwire.core import Compressor, TensorSpec, UnitSpec, Wrapper, make
 from thinwire.feedback import ErrorFeedback, with_feedback
@@ -44,17 +45,26 @@ def _routes(compressor: Compressor) -> bool:
     return isinstance(compressor, Route) or (isinstance(compressor, Wrapper) and _routes(compressor.inner))
 
 
-def make_group(tensors: Sequence[TensorSpec], compressor: Compressor, *, whole: Collection[str] = ()) -> Group:
+def make_group(
+    tensors: Sequence[TensorSpec],
+    compressor: Compressor,
+    *,
+    whole: Collection[str] = (),
+    hosted: Collection[str] = (),
+) -> Group:
     """One unit per compressor, in order of first use.
 
     Args:
         whole: names of tensors that are sent dense although the compressor would do otherwise.
+        hosted: names of tensors whose compressor runs on the host.
     """
     shares: dict[Compressor, list[TensorSpec]] = {}
     for tensor in tensors:
         chosen = compressor.route(tensor)
         if tensor.fqn in whole and isinstance(chosen, ErrorFeedback):
             chosen = ErrorFeedback(inner=Dense())  # what waits in its residual goes along
+        elif tensor.fqn in hosted:
+            chosen = OnHost(inner=chosen)
         shares.setdefault(chosen, []).append(tensor)
     return Group(tuple(Unit(UnitSpec(tuple(members)), chosen) for chosen, members in shares.items()))
 

@@ -49,7 +49,7 @@ class PlainEngine:
         self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         self._syncing = True
         self._in_backward = False
-        self.queue = GroupQueue(session, regrouping, self._write)
+        self.queue = GroupQueue(session, regrouping, self._write, in_place=True)
         self._reset()
         self._handles = [p.register_post_accumulate_grad_hook(self._ready_hook(name)) for name, p in parameters.items()]
         share([*module.parameters(), *module.buffers()], session)  # all start from rank 0's values, as with DDP
@@ -99,6 +99,7 @@ class PlainEngine:
                 "backward pass before this one was interrupted by an error, detach() and attach() again on all ranks"
             )
         assert parameter.grad is not None
+        parameter.grad = self.queue.place(name, parameter.grad)
         self.queue.add(name, parameter.grad)
 
     def _write(self, tensor: TensorSpec, mean: Tensor) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from thinwire.compressors.dense import Dense
-from thinwire.core import AllGather, CheckpointError, Compressor, ConfigError, TensorSpec, Wrapper
+from thinwire.core import AllGather, CheckpointError, Compressor, ConfigError, Schedule, TensorSpec, Wrapper
 from thinwire.engine.groups import Group, make_group
+from thinwire.engine.offloading import choose_hosted
 from thinwire.engine.profiling import WINDOW_STEPS, StepProfiler
 from thinwire.engine.session import Session
 from thinwire.fusion import FusionPlanner, Profile, ssfusion
@@ -35,18 +36,23 @@ class GroupPlan:
     Args:
         dense: members that are sent whole although the compressor would sparsify them.
         density: of the other members; None leaves the compressor as it is.
+        hosted: members whose compressor runs on the host.
     """
 
     names: tuple[str, ...]
     dense: tuple[str, ...] = ()
     density: float | None = None
+    hosted: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"names": list(self.names), "dense": list(self.dense), "density": self.density}
+        lists = {"names": self.names, "dense": self.dense, "hosted": self.hosted}
+        return {**{key: list(names) for key, names in lists.items()}, "density": self.density}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> GroupPlan:
-        return cls(tuple(values["names"]), tuple(values["dense"]), values["density"])
+        # Plans of checkpoints from before host offload have no such entry.
+        names, dense, hosted = (tuple(values.get(key, ())) for key in ("names", "dense", "hosted"))
+        return cls(names, dense, values["density"], hosted)
 
 
 class Regrouping:
@@ -59,9 +65,13 @@ class Regrouping:
     def __init__(
         self, planner: FusionPlanner, tensors: Sequence[TensorSpec], compressor: Compressor, session: Session
     ) -> None:
-        if planner.name == "ssfusion" and density_of(compressor) is None:
+        if planner.splits and density_of(compressor) is None:
             raise ConfigError(
-                f"fuse='ssfusion' weighs dense against sparse; {compressor} has no density. Use 'safusion'"
+                f"fuse={planner.name!r} weighs dense against sparse; {compressor} has no density. Use 'safusion'"
+            )
+        if planner.splits and isinstance(density_of(compressor), Schedule):
+            raise ConfigError(
+                f"fuse={planner.name!r} sets densities itself; {compressor} has one that changes. Use 'safusion'"
             )
         self._planner, self._compressor, self._session = planner, compressor, session
         self._tensors = {tensor.fqn: tensor for tensor in tensors}
@@ -74,7 +84,7 @@ class Regrouping:
 
     def groups(self) -> list[Group]:
         """The groups of the current plan."""
-        return [self._make(plan) for plan in self.plan]
+        return [group for plan in self.plan for group in self._make(plan)]
 
     def read(self, plan: list[dict[str, Any]]) -> list[GroupPlan]:
         """A plan from a checkpoint.
@@ -120,12 +130,18 @@ class Regrouping:
         if self._profile is not None and self._profile.relative_drift(profile, in_use) <= DRIFT:
             return None
         self._profile = profile
-        if self._planner.name == "ssfusion":
-            split = ssfusion(profile)
-            plan = [GroupPlan(_names(s.tensors), _names(s.dense), s.density if s.sparse else None) for s in split]
-        else:
-            plan = [GroupPlan(_names(group)) for group in self._planner.plan(profile)]
-        return self._with_small(plan)
+        if self._planner.splits:
+            return self._with_small(self._split(profile))
+        return self._with_small([GroupPlan(_names(group)) for group in self._planner.plan(profile)])
+
+    def _split(self, profile: Profile) -> list[GroupPlan]:
+        """SSFusion: part of each group stays dense, and the host may select some of the rest."""
+        split = ssfusion(profile)
+        hosted = choose_hosted(profile, split, self._compressor) if self._planner.offloads else [()] * len(split)
+        return [
+            GroupPlan(_names(s.tensors), _names(s.dense), s.density if s.sparse else None, _names(on_host))
+            for s, on_host in zip(split, hosted, strict=True)
+        ]
 
     def _with_small(self, plan: list[GroupPlan]) -> list[GroupPlan]:
         """What stays dense because it is small travels with the last group: one message a step, not one a group."""
@@ -141,9 +157,13 @@ class Regrouping:
         received = bytes(first.cpu().tolist())
         return None if received == b"\0" else [GroupPlan.from_json(one) for one in json.loads(received)]
 
-    def _make(self, plan: GroupPlan) -> Group:
+    def _make(self, plan: GroupPlan) -> list[Group]:
+        """One group, or two where part of it stays dense: that part travels while the other is still being selected."""
         compressor = self._compressor if plan.density is None else with_density(self._compressor, plan.density)
-        return make_group([self._tensors[name] for name in plan.names], compressor, whole=plan.dense)
+        whole = [self._tensors[name] for name in plan.names if name in plan.dense]
+        rest = [self._tensors[name] for name in plan.names if name not in plan.dense]
+        parts = [part for part in (whole, rest) if part]
+        return [make_group(part, compressor, whole=plan.dense, hosted=plan.hosted) for part in parts]
 
 
 def _small_tensors(tensors: Sequence[TensorSpec], compressor: Compressor) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,9 +13,12 @@ from thinwire import kernels
 from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport
 from thinwire.comm.merge import Merged, merge
 from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
+from thinwire.compressors.host import stop_worker
 from thinwire.core import AllGather, Compressor, Exchanged, Request, State, Step, TensorSpec
+from thinwire.engine.flat import flatten
 from thinwire.engine.groups import Group, Unit
 from thinwire.engine.meter import Meter
+from thinwire.engine.received import Ages
 from thinwire.engine.states import StateStore
 
 AGREEMENT_GROUP = FIRST_RESERVED_GROUP
@@ -41,6 +44,7 @@ class Session:
     def __init__(
         self,
         transport: Transport,
+        parameters: Mapping[str, Tensor],
         tensors: Sequence[TensorSpec],
         compressor: Compressor,
         *,
@@ -52,6 +56,8 @@ class Session:
         device = tensors[0].device
         self.scheduler = Scheduler(Framed(counting, config), device)
         self.states = StateStore(tensors, compressor)
+        self.ages = Ages(parameters, tensors, compressor)
+        self._parameters = parameters
         self._names = [tensor.fqn for tensor in tensors]
         self.meter = Meter(self.scheduler, counting)
         self.step = 0
@@ -59,20 +65,24 @@ class Session:
         self.device, self._scaler = device, scaler
         self.rank, self._world_size = transport.rank, transport.world_size
         self._new_states: dict[Unit, State] = {}
+        self._aged_means: dict[str, Tensor] = {}  # of tensors of which only part arrives
         self._finite = True
         self._groups = 0
         self.last_skipped = False
 
-    def submit(self, group: Group, gradients: dict[str, Tensor], write: WriteMean) -> Ticket:
+    def submit(self, group: Group, gradients: dict[str, Tensor], write: WriteMean, *, in_place: bool = False) -> Ticket:
         """Queue the exchange of a group; ``write`` receives each tensor's mean, in the communication thread.
 
         Args:
             gradients: by parameter name; a missing one counts as zeros.
+            in_place: gradients that lie one behind the other in memory may be overwritten instead of copied.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
 
         def prepare() -> Merged:
-            return merge([self._exchange(unit, gradients, scale) for unit in group.units])
+            return merge(
+                [self._exchange(unit, flatten(unit, gradients, in_place=in_place), scale) for unit in group.units]
+            )
 
         def done(results: list[Exchanged]) -> None:
             for unit, result in zip(group.units, results, strict=True):
@@ -80,21 +90,23 @@ class Session:
                 mean = result.mean if scale == 1.0 else result.mean * scale
                 for tensor, part in zip(unit.spec.tensors, mean.split(unit.spec.sizes), strict=True):
                     write(tensor, part.view(tensor.shape))
+                    if tensor.fqn in self.ages.names:
+                        self._aged_means[tensor.fqn] = part
 
         ticket = self.scheduler.submit(prepare, done, step=self.step, group=self._groups)
         self._groups += 1
         self.meter.exchanged(sum(unit.spec.numel for unit in group.units))
         return ticket
 
-    def _exchange(self, unit: Unit, gradients: dict[str, Tensor], scale: float) -> Generator[Any, Any, Exchanged]:
-        x = _flatten(unit, gradients)
+    def _exchange(self, unit: Unit, x: Tensor, scale: float) -> Generator[Any, Any, Exchanged]:
         if scale != 1.0:
             x.div_(scale)  # residuals live in unscaled units, whatever the scaler does from step to step
         if not kernels.all_finite(x):
             # The step will be skipped; what this rank sends for it no longer matters, but must be well-defined.
             self._finite = False
             x.zero_()
-        step = Step(self.step, unit.spec, self.rank, self._world_size, self.seed)
+        weights = flatten(unit, self._parameters) if unit.compressor.needs_weights else None
+        step = Step(self.step, unit.spec, self.rank, self._world_size, self.seed, weights)
         return unit.compressor.exchange(x, self.states.of(unit), step)
 
     def end_step(self, used: Sequence[bool], done: Callable[[bool, list[bool]], None]) -> Ticket:
@@ -126,7 +138,10 @@ class Session:
         if counts:
             unused = {name for name, used in zip(self._names, used_anywhere, strict=True) if not used}
             self.states.commit(self._new_states, untouched=unused)
-        self._new_states = {}
+            self.ages.end_step({name: mean for name, mean in self._aged_means.items() if name not in unused})
+        else:
+            self.ages.skip_step()
+        self._new_states, self._aged_means = {}, {}
         self.last_skipped = not counts
         self._finite = True
         self._groups = 0
@@ -157,11 +172,6 @@ class Session:
     def close(self) -> None:
         """Stop the communication thread and end the record."""
         self.scheduler.close()
+        self.ages.detach()
+        stop_worker()
         self.meter.close()
-
-
-def _flatten(unit: Unit, gradients: dict[str, Tensor]) -> Tensor:
-    """A fresh flat fp32 buffer; the exchange may overwrite it."""
-    tensors = unit.spec.tensors
-    parts = [gradients[t.fqn] if t.fqn in gradients else torch.zeros(t.shape, device=t.device) for t in tensors]
-    return torch.cat([part.detach().reshape(-1).to(torch.float32) for part in parts])

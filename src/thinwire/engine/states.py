@@ -22,6 +22,7 @@ class StateStore:
         self._at_rest = {fqn: self._compressors[fqn].init(UnitSpec((t,))) for fqn, t in self._specs.items()}
         self._in_use: dict[Unit, State] = {}
         self._unit_of: dict[str, Unit] = {}
+        self._aside: dict[str, State] = {}  # what a unit's own compressor has no use for, where a plan gave it another
 
     def of(self, unit: Unit) -> State:
         """The state of a unit; on first sight it is joined from what its tensors had before, wherever that was."""
@@ -29,7 +30,11 @@ class StateStore:
             names = [tensor.fqn for tensor in unit.spec.tensors]
             for former in {self._unit_of[name] for name in names if name in self._unit_of}:
                 self._put_to_rest(former)
-            self._in_use[unit] = join([self._at_rest.pop(name) for name in names], unit.compressor)
+            pieces = {name: self._at_rest.pop(name) for name in names}
+            used = unit.compressor.layout().keys()
+            for name, piece in pieces.items():
+                self._aside[name] = {key: value for key, value in piece.items() if key not in used}
+            self._in_use[unit] = join(list(pieces.values()), unit.compressor)
             self._unit_of.update(dict.fromkeys(names, unit))
         return self._in_use[unit]
 
@@ -48,7 +53,7 @@ class StateStore:
         """A copy of everything, by parameter name."""
         pieces = {fqn: dict(state) for fqn, state in self._at_rest.items()}
         for unit, state in self._in_use.items():
-            pieces.update(cut(state, unit))
+            pieces.update(self._whole(state, unit))
         return {fqn: {key: value.clone() for key, value in pieces[fqn].items()} for fqn in self._specs}
 
     def load(self, pieces: Mapping[str, State]) -> None:
@@ -69,15 +74,21 @@ class StateStore:
                     )
         self._in_use.clear()
         self._unit_of.clear()
+        self._aside.clear()
         self._at_rest = {
             fqn: {key: value.clone().to(tensor.device) for key, value in pieces[fqn].items()}
             for fqn, tensor in self._specs.items()
         }
 
     def _put_to_rest(self, unit: Unit) -> None:
-        self._at_rest.update(cut(self._in_use.pop(unit), unit))
+        self._at_rest.update(self._whole(self._in_use.pop(unit), unit))
         for tensor in unit.spec.tensors:
             del self._unit_of[tensor.fqn]
+            del self._aside[tensor.fqn]
+
+    def _whole(self, state: State, unit: Unit) -> dict[str, State]:
+        """The states of a unit's tensors, with what was set aside."""
+        return {name: {**self._aside[name], **piece} for name, piece in cut(state, unit).items()}
 
 
 def cut(state: State, unit: Unit) -> dict[str, State]:

@@ -19,6 +19,7 @@ _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "kib": 1 << 10, "mib": 1 << 20}
 _PROFILED: dict[str, Callable[[Profile], Groups]] = {
     "safusion": safusion_groups,
     "ssfusion": ssfusion_groups,
+    "ssfusion+host": ssfusion_groups,
     "optimal": optimal_groups,
 }
 
@@ -41,6 +42,16 @@ class FusionPlanner:
     def needs_profile(self) -> bool:
         """Whether ``plan`` knows better than a call with the tensors alone."""
         return self.profiled is not None
+
+    @property
+    def splits(self) -> bool:
+        """Whether groups have a dense and a sparse part."""
+        return self.name.startswith("ssfusion")
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the host selects part of the tensors."""
+        return self.name.endswith("+host")
 
     def __call__(self, tensors: Sequence[TensorSpec]) -> Groups:
         """The groups to start with, before anything was measured."""

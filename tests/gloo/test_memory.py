@@ -1,0 +1,15 @@
+"""What a step does to memory, on two real ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from gloo.launch import shared_launch
+from gloo.memory_cases import CASES
+
+pytestmark = [pytest.mark.gloo, pytest.mark.timeout(200)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_two_ranks(case: str) -> None:
+    shared_launch("memory_cases", 2, timeout_s=190.0).values(case)
