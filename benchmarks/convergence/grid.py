@@ -25,10 +25,13 @@ def topk(density: float, name: str = "topk") -> str:
 
 def grid(tasks: list[str], steps: int) -> list[Run]:
     """All runs of these tasks, the most telling ones first, each once."""
-    runs = [run for name in tasks for run in _of_task(name)]
+    runs = [run for name in tasks for run in _essential(name)]
     runs += [run for name in tasks for run in _more_seeds(name)]
     if MAIN_TASK in tasks:
-        runs += [*_rates(), *_ablation(), *_clipped()]
+        runs += _ablation()
+    runs += [run for name in tasks for run in _of_task(name)]
+    if MAIN_TASK in tasks:
+        runs += [*_rates(), *_clipped()]
     return list(dict.fromkeys(replace(run, steps=steps) for run in runs))
 
 
@@ -42,10 +45,16 @@ def quick_grid(tasks: list[str], steps: int) -> list[Run]:
     return runs
 
 
+def _essential(name: str) -> Iterator[Run]:
+    """Dense, 4-bit, and one density with either optimizer: what the claim is about."""
+    yield Run(task=name, compress="dense")
+    yield Run(task=name, compress=topk(0.05), optimizer=OURS)
+    yield Run(task=name, compress=topk(0.05), optimizer=STOCK)
+    yield Run(task=name, compress="int4")
+
+
 def _of_task(name: str) -> Iterator[Run]:
     large = name == LARGE_TASK
-    yield Run(task=name, compress="dense")
-    yield Run(task=name, compress="int4")
     for density in (0.05, 0.01) if large else DENSITIES:
         for optimizer in (OURS, STOCK):
             yield Run(task=name, compress=topk(density), optimizer=optimizer)

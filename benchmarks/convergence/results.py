@@ -8,20 +8,22 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.convergence.train import Run
+from benchmarks.convergence.tasks import TASKS
+from benchmarks.convergence.train import Run, recipe
 
 Result = dict[str, Any]
 
 
 def read(path: Path) -> dict[str, Result]:
-    """Finished runs by key; a line that was cut by a power failure is left out."""
+    """Finished runs by key; lines that were cut off, and results of another recipe than today's, are left out."""
     results: dict[str, Result] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
             result = json.loads(line)
         except json.JSONDecodeError:
             continue
-        results[Run(**{field.name: result[field.name] for field in fields(Run)}).key] = result
+        if result.get("recipe") == recipe(TASKS[result["task"]]):
+            results[Run(**{field.name: result[field.name] for field in fields(Run)}).key] = result
     return results
 
 

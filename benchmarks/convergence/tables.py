@@ -32,7 +32,8 @@ def _provenance(results: Results) -> str:
     seconds = sum(result["seconds"] for result in results.all)
     return (
         f"{len(results.all)} runs of {', '.join(map(str, steps))} steps, 4 simulated workers, {seconds / 60:.0f} minutes of "
-        "one core. Evaluation loss on fixed held-out batches; in brackets, the difference to dense.\n"
+        "one core. Learning rate: warm-up, constant, cool-down. Evaluation loss on fixed held-out batches; in brackets, the "
+        "difference to dense.\n"
     )
 
 

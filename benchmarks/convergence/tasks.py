@@ -61,7 +61,7 @@ class Fashion:
 
     def evaluation(self) -> list[Batch]:
         _, _, images, labels = data.fashion()
-        return list(zip(images[:1000].split(250), labels[:1000].split(250), strict=True))
+        return list(zip(images[:2000].split(250), labels[:2000].split(250), strict=True))
 
 
 class ByteLSTM(nn.Module):

@@ -17,6 +17,7 @@ from thinwire.optim import AdamW
 
 EVALUATIONS = 10
 WARMUP_STEPS = 50
+COOLDOWN_SHARE, COOLDOWN_TO = 0.3, 0.1  # of the steps, and of the learning rate: it takes the noise out of the end
 STOCK, OURS = "stock", "ours"
 
 
@@ -38,6 +39,12 @@ class Run:
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
 
 
+def recipe(task: Task) -> str:
+    """Everything else that a result depends on; results of another recipe are not mixed with those of this one."""
+    schedule_text = f"warm-up {WARMUP_STEPS} steps, cool-down in {COOLDOWN_SHARE} of them to {COOLDOWN_TO}"
+    return f"{task.source}, {task.label}, {WORKERS} workers, learning rate {task.learning_rate}, {schedule_text}"
+
+
 def train(run: Run) -> dict[str, Any]:
     """The run's settings and what came of it; needs only numbers and strings to be written down."""
     torch.set_num_threads(1)
@@ -54,13 +61,14 @@ def train(run: Run) -> dict[str, Any]:
         if run.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)
         for group in optimizer.param_groups:
-            group["lr"] = run.lr_factor * task.learning_rate * min(1.0, (step + 1) / WARMUP_STEPS)
+            group["lr"] = run.lr_factor * task.learning_rate * schedule(step, run.steps)
         optimizer.step()
         if (step + 1) * EVALUATIONS // run.steps > step * EVALUATIONS // run.steps:
             curve.append([step + 1, evaluate(model, evaluation)])
     numel = sum(parameter.numel() for parameter in model.parameters())
     return {
         **asdict(run),
+        "recipe": recipe(task),
         "curve": curve,
         "loss": curve[-1][1],
         "seconds": time.perf_counter() - began_s,
@@ -68,6 +76,12 @@ def train(run: Run) -> dict[str, Any]:
         "received_share": share / run.steps / numel,
         "parameters": numel,
     }
+
+
+def schedule(step: int, steps: int) -> float:
+    """The factor of the learning rate: linear warm-up, constant, linear cool-down."""
+    cooling = max(0.0, 1 - (steps - step) / (COOLDOWN_SHARE * steps))
+    return min(1.0, (step + 1) / WARMUP_STEPS) * (1 - (1 - COOLDOWN_TO) * cooling)
 
 
 def _optimizer(run: Run, task: Task, model: nn.Module, wire: SimulatedWire) -> torch.optim.Optimizer:

@@ -45,7 +45,10 @@ def test_planners_with_a_profile_start_with_the_default_cap() -> None:
 
 @pytest.mark.parametrize("text", ["", "2GiB/s", "-3", "sefusion", "None"])
 def test_anything_else_is_refused_with_the_list_of_planners(text: str) -> None:
-    with pytest.raises(ConfigError, match="'auto', 'none', 'safusion', 'ssfusion', 'optimal' or a size such as '2MiB'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'auto', 'none', 'safusion', 'ssfusion', 'ssfusion\+host', 'optimal' or a size such as '2MiB'",
+    ):
         parse_fusion(text)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from thinwire.cli import bench_step, compressors, demo, doctor, lab, report
+from thinwire.cli import bench_step, compressors, demo, doctor, lab, plan, probe, report
 
 app = typer.Typer(
     name="thinwire",
@@ -16,6 +16,8 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure: kernels against plain torch, step times on a slow network.", no_args_is_help=True)
 app.command("demo")(demo.demo)
+app.command("probe")(probe.probe)
+app.command("plan")(plan.plan)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 app.command("compressors")(compressors.compressors)

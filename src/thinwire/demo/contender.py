@@ -67,9 +67,7 @@ def make_contender(contestant: Contestant, timeout_s: float) -> Iterator[Contend
     model = build_model(workload.model, workload.seq, workload.seed)
     # With thinwire its own AdamW: the same as torch's where everything arrives, and aware of ages where it does not.
     adamw = thinwire.optim.AdamW if contestant.mode == "thinwire" else torch.optim.AdamW
-    optimizer = adamw(
-        model.parameters(), lr=workload.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
+    optimizer = adamw(model.parameters(), lr=workload.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     if contestant.mode == "thinwire":
         with _attach(model, optimizer, contestant, timeout_s) as wire:
             yield Contender(model, model, optimizer, wire, contestant.emulated)

@@ -21,9 +21,11 @@ from thinwire.demo.contender import Contender, make_contender
 from thinwire.demo.data import load_corpus
 from thinwire.demo.settings import Contestant, Workload
 from thinwire.demo.train import collective_timeout_s, train_step
+from thinwire.fusion import parse_fusion
 from thinwire.report.events import EventWriter
 
 WARMUP_STEPS = 2  # connections, allocations and DDP's new buckets
+PLANNING_STEPS = 13  # until a planner has measured, planned and changed its groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +57,8 @@ def take_turns(turns: Turns, contenders: list[Contender], events: EventWriter) -
     """
     corpus, steps = load_corpus(), [0] * len(contenders)
     for turn in range(turns.rounds + 1):
-        length = WARMUP_STEPS if turn == 0 else turns.steps_per_turn
         for index, (contestant, contender) in enumerate(zip(turns.contestants, contenders, strict=True)):
+            length = warmup_steps(contestant) if turn == 0 else turns.steps_per_turn
             named = {"contestant": contestant.name, "warmup": turn == 0}
             dist.barrier()
             began_s = time.perf_counter()
@@ -68,6 +70,12 @@ def take_turns(turns: Turns, contenders: list[Contender], events: EventWriter) -
                 steps[index] += 1
             dist.barrier()
             events.write("turn", step_s=(time.perf_counter() - began_s) / length, **named)
+
+
+def warmup_steps(contestant: Contestant) -> int:
+    """Steps before anything is timed."""
+    plans = contestant.mode == "thinwire" and parse_fusion(contestant.fuse).needs_profile
+    return PLANNING_STEPS if plans else WARMUP_STEPS
 
 
 def run_worker(settings: Path) -> None:

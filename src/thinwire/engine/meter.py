@@ -20,17 +20,23 @@ class Meter:
         self._spans: list[Span] = []
         self.recorder: Recorder | None = None
         self._ready_s: dict[str, float] = {}
+        self._first_ready_cpu_s = 0.0
+        self.backward_core_share = 1.0  # of the last step: processor time of backward per second of it
         self.last_ready_s: dict[str, float] = {}  # of the last step: when each gradient was ready
         self.last_trace: Trace | None = None
 
     def gradient_ready(self, name: str) -> None:
         """Called when a gradient is complete; the first one begins the backward span."""
+        if not self._ready_s:
+            self._first_ready_cpu_s = time.thread_time()
         self._ready_s[name] = time.perf_counter()
 
     def backward_ended(self) -> None:
         """Called after the last gradient, before waiting for communication."""
         now_s = time.perf_counter()
-        self._spans.append(Span("backward", min(self._ready_s.values(), default=now_s), now_s))
+        began_s = min(self._ready_s.values(), default=now_s)
+        self._spans.append(Span("backward", began_s, now_s))
+        self.backward_core_share = (time.thread_time() - self._first_ready_cpu_s) / max(now_s - began_s, 1e-9)
 
     def waited(self, since_s: float) -> None:
         """The training thread stood still for communication from ``since_s`` until now."""

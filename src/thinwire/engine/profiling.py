@@ -11,6 +11,7 @@ from thinwire.core import TensorSpec
 from thinwire.fusion.profile import Curve, Profile, TensorProfile
 
 WINDOW_STEPS = 8
+CONTENDED_SHARE = 0.8  # backward that gets less of a core than this shares it with somebody
 
 
 class StepProfiler:
@@ -26,10 +27,17 @@ class StepProfiler:
         self._ready_s: deque[dict[str, float]] = deque(maxlen=WINDOW_STEPS)
         self._encode: deque[list[tuple[float, float]]] = deque(maxlen=WINDOW_STEPS)
         self._messages: deque[list[tuple[float, float]]] = deque(maxlen=WINDOW_STEPS)
+        self._core_shares: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._elems = self._sent_bytes = 0
 
-    def add(self, ready_s: dict[str, float], trace: Trace, group_elems: Sequence[int]) -> None:
-        """Take in one step; ``group_elems`` are the sizes of its groups in order of submission."""
+    def add(self, ready_s: dict[str, float], trace: Trace, group_elems: Sequence[int], core_share: float) -> None:
+        """Take in one step.
+
+        Args:
+            group_elems: the sizes of its groups in order of submission.
+            core_share: the part of a core that backward has got.
+        """
+        self._core_shares.append(core_share)
         origin_s = min(ready_s.values(), default=0.0)
         self._ready_s.append({name: at_s - origin_s for name, at_s in ready_s.items()})
         coding_s = [0.0] * len(group_elems)
@@ -46,12 +54,16 @@ class StepProfiler:
         """The medians of the window."""
         ready_s = {name: median(step.get(name, 0.0) for step in self._ready_s) for name in self._tensors}
         order = sorted(ready_s, key=lambda name: ready_s[name])
+        encode = Curve.fit(sample for step in self._encode for sample in step)
+        contended = median(self._core_shares) < CONTENDED_SHARE
         return Profile(
             tensors=tuple(TensorProfile(self._tensors[name], ready_s[name]) for name in order),
-            encode=Curve.fit(sample for step in self._encode for sample in step),
+            encode=encode,
             message=Curve.fit(sample for step in self._messages for sample in step),
             density=self._density,
             bytes_per_elem=max(self._sent_bytes / (self._elems * self._density), 1e-3),
+            # What the smallest group takes to encode and decode is what a group takes whatever its size.
+            message_cost_s=encode(0) if contended else 0.0,
         )
 
 

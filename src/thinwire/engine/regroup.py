@@ -109,7 +109,10 @@ class Regrouping:
         self._steps += 1
         trace = self._session.meter.last_trace
         if trace is not None and self._steps > WARMUP_STEPS:
-            self._profiler.add(self._session.meter.last_ready_s, trace, [_elems(group) for group in groups])
+            meter, elems = self._session.meter, [_elems(group) for group in groups]
+            # An accelerator computes by itself: that its thread has little to do does not mean it lacks a core.
+            core_share = meter.backward_core_share if self._session.device.type == "cpu" else 1.0
+            self._profiler.add(meter.last_ready_s, trace, elems, core_share)
         if not self._is_time():
             return None
         mine = self._propose() if self._session.rank == 0 else None

@@ -2,6 +2,7 @@
 
 from thinwire.fusion.curve import Curve
 from thinwire.fusion.drawing import draw
+from thinwire.fusion.earned import merge_costly
 from thinwire.fusion.fixed import fixed_groups, unfused_groups
 from thinwire.fusion.groups import Groups, groups_of_counts, tensor_counts
 from thinwire.fusion.offload import offload
@@ -25,6 +26,7 @@ __all__ = [
     "draw",
     "fixed_groups",
     "groups_of_counts",
+    "merge_costly",
     "offload",
     "optimal_groups",
     "parse_fusion",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from thinwire.core import ConfigError, TensorSpec
+from thinwire.fusion.earned import merge_costly
 from thinwire.fusion.fixed import fixed_groups, unfused_groups
 from thinwire.fusion.groups import Groups
 from thinwire.fusion.optimal import optimal_groups
@@ -17,10 +18,10 @@ from thinwire.fusion.tapered import tapered_groups
 
 _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "kib": 1 << 10, "mib": 1 << 20}
 _PROFILED: dict[str, Callable[[Profile], Groups]] = {
-    "safusion": safusion_groups,
+    "safusion": lambda profile: merge_costly(profile, safusion_groups(profile)),
     "ssfusion": ssfusion_groups,
     "ssfusion+host": ssfusion_groups,
-    "optimal": optimal_groups,
+    "optimal": lambda profile: merge_costly(profile, optimal_groups(profile)),
 }
 
 

@@ -36,6 +36,7 @@ class Profile:
         message: time of one message by the payload bytes of its group.
         density: payload elements per element.
         bytes_per_elem: payload bytes per payload element (value and index).
+        message_cost_s: by how much a message delays backward itself, where the two share a core; otherwise 0.
 
     Raises:
         ConfigError: ready times that go back, or a density or element size that makes no sense.
@@ -46,6 +47,7 @@ class Profile:
     message: Curve
     density: float = 1.0
     bytes_per_elem: float = 4.0
+    message_cost_s: float = 0.0
 
     def __post_init__(self) -> None:
         ready = [0.0, *(one.ready_s for one in self.tensors)]
@@ -113,6 +115,7 @@ class Profile:
             "message": self.message.to_json(),
             "density": self.density,
             "bytes_per_elem": self.bytes_per_elem,
+            "message_cost_s": self.message_cost_s,
         }
 
     @classmethod
@@ -124,6 +127,7 @@ class Profile:
             message=Curve.from_json(values["message"]),
             density=float(values["density"]),
             bytes_per_elem=float(values["bytes_per_elem"]),
+            message_cost_s=float(values["message_cost_s"]),
         )
 
 

@@ -4,6 +4,8 @@ One communication thread encodes, one wire carries, both in the order of the gro
 
     encode_end_j  = max(ready_j, encode_end_{j-1}) + encode_j
     message_end_j = max(encode_end_j, message_end_{j-1}) + message_j
+
+Where communication shares its core with backward, each message also delays all gradients behind it (``message_cost_s``).
 """
 
 from __future__ import annotations
@@ -81,17 +83,17 @@ def simulate_split_step(profile: Profile, groups: Sequence[SplitGroup]) -> Timel
 
 
 def _schedule(profile: Profile, works: Iterable[Work]) -> Timeline:
-    encoder_free_s = wire_free_s = 0.0
+    encoder_free_s = wire_free_s = delay_s = 0.0
     messages: list[Sent] = []
     for work in works:
-        encode_start_s = max(work.ready_s, encoder_free_s)
+        ready_s = work.ready_s + delay_s
+        delay_s += profile.message_cost_s
+        encode_start_s = max(ready_s, encoder_free_s)
         encoder_free_s = encode_start_s + work.encode_s
         message_start_s = max(encoder_free_s, wire_free_s)
         wire_free_s = message_start_s + work.message_s
-        messages.append(
-            Sent(work.tensor_count, work.ready_s, encode_start_s, encoder_free_s, message_start_s, wire_free_s)
-        )
-    return Timeline(tuple(messages), profile.backward_s)
+        messages.append(Sent(work.tensor_count, ready_s, encode_start_s, encoder_free_s, message_start_s, wire_free_s))
+    return Timeline(tuple(messages), profile.backward_s + delay_s)
 
 
 def _ready_times(profile: Profile) -> dict[str, float]:

@@ -1,0 +1,216 @@
+"""``thinwire plan``: will compression help this model on this network, which, and by how much?"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from thinwire.cli.probe import cache_folder
+
+if TYPE_CHECKING:
+    from thinwire.plan import Budget, Cluster, CodecCost, Link, ModelProfile, Network, Plan, Probe
+
+
+def plan(
+    target: Annotated[
+        str | None, typer.Argument(help="module:function that returns (model, batch[, loss_fn]).", metavar="[TARGET]")
+    ] = None,
+    profile: Annotated[Path | None, typer.Option(help="A saved model profile instead of a target.")] = None,
+    link: Annotated[
+        str | None, typer.Option(help="Links that are not here, such as 200mbit,1ms or 10gbit,50us.")
+    ] = None,
+    hosts: Annotated[int | None, typer.Option(help="Number of ranks. (default: as probed)", min=2)] = None,
+    probe_file: Annotated[Path | None, typer.Option("--probe", help="A saved probe. (default: the newest)")] = None,
+    backend: Annotated[str, typer.Option(help="Whose collectives the closed forms follow: gloo or nccl.")] = "gloo",
+    cores: Annotated[int | None, typer.Option(help="Cores of one machine. (default: as probed, or as here)")] = None,
+    ranks_per_machine: Annotated[
+        int | None, typer.Option(help="Ranks that share them. (default: as probed, or 1)")
+    ] = None,
+    quality: Annotated[str, typer.Option(help="exact (16 bits), safe (error under the noise) or fast.")] = "safe",
+    memory: Annotated[float | None, typer.Option(help="Megabytes allowed for residuals and other state.")] = None,
+    compress: Annotated[list[str] | None, typer.Option(help="Also price this compressor; may be given again.")] = None,
+    experimental: Annotated[bool, typer.Option("--experimental", help="Allow methods not yet shown to work.")] = False,
+    save_profile: Annotated[Path | None, typer.Option(help="Keep the model profile.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the plan here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with roofline, timeline and sweep here.")] = None,
+) -> None:
+    """Predict the step time of every compressor for a model, choose one, and say why.
+
+    The model runs a few steps on this machine; the network is the one last probed (thinwire probe) or, with --link, one
+    that is not here. Dense is always a candidate and wins ties.
+
+    Example: thinwire plan train:make --link 200mbit,1ms --hosts 4
+    """
+    from thinwire.core import ThinwireError
+
+    console = Console()
+    try:
+        wanted = _Wanted(
+            target=target,
+            profile_file=profile,
+            probe_file=probe_file,
+            link=link,
+            hosts=hosts,
+            backend=backend,
+            cores=cores,
+            ranks_per_machine=ranks_per_machine,
+            quality=quality,
+            memory_mb=memory,
+            compress=compress or [],
+            experimental=experimental,
+        )
+        made = _plan(wanted, save_profile, with_sweep=html is not None)
+    except (ThinwireError, ValueError) as error:
+        console.print(Text(str(error), style="red"))
+        raise typer.Exit(2) from error
+    console.print(made.renderable())
+    if json_file is not None:
+        made.save(json_file)
+    if html is not None:
+        from thinwire.report.plan_page import write_plan_page
+
+        write_plan_page(made.to_json(), html)
+        console.print(f"Page: {html}", highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """The options."""
+
+    target: str | None
+    profile_file: Path | None
+    probe_file: Path | None
+    link: str | None
+    hosts: int | None
+    backend: str
+    cores: int | None
+    ranks_per_machine: int | None
+    quality: str
+    memory_mb: float | None
+    compress: list[str]
+    experimental: bool
+
+    def __post_init__(self) -> None:
+        if self.backend not in ("gloo", "nccl"):
+            raise ValueError(f"backend is {self.backend!r}; expected gloo or nccl")
+        if (self.target is None) == (self.profile_file is None):
+            raise ValueError("give either a target such as train:make or --profile FILE")
+
+
+def _plan(wanted: _Wanted, save_profile: Path | None, *, with_sweep: bool) -> Plan:
+    from thinwire.plan import choose
+    from thinwire.plan.roofs import measure_roofs
+
+    probe = _probe(wanted)
+    codecs = _codecs(wanted, probe)
+    profile = _profile(wanted, list(codecs))
+    if save_profile is not None:
+        profile.save(save_profile)
+    cluster = _cluster(wanted, probe)
+    network = _network(wanted, probe, cluster)
+    roofs = measure_roofs() if probe is None else probe.roofs
+    budget, facts = _budget(wanted), _facts(wanted, probe)
+    made = choose(profile, network, codecs, cluster, budget=budget, roofs=roofs, facts=facts)
+    if not with_sweep:
+        return made
+    from thinwire.plan.sweep import sweep_rates
+
+    latency_s = _link(wanted, network).latency_s
+    rows = sweep_rates(
+        profile,
+        network,
+        codecs,
+        cluster,
+        latency_s,
+        backend=wanted.backend,  # type: ignore[arg-type]  # checked above
+        budget=budget,
+    )
+    return replace(made, sweep=rows)
+
+
+def _probe(wanted: _Wanted) -> Probe | None:
+    """The one given, or the newest; none is needed for a link that is not here."""
+    from thinwire.plan import Probe
+    from thinwire.plan.store import latest
+
+    if wanted.probe_file is not None:
+        return Probe.load(wanted.probe_file)
+    found = latest(cache_folder(), wanted.hosts if wanted.link is None else None) or latest(cache_folder())
+    if found is None and wanted.link is None:
+        raise ValueError("no network is known: run thinwire probe first, or describe one, such as --link 200mbit,1ms")
+    return found
+
+
+def _codecs(wanted: _Wanted, probe: Probe | None) -> dict[str, CodecCost]:
+    """Of the candidates: from the probe, or measured now, on this machine."""
+    import thinwire.api  # noqa: F401  (fills the registry)
+    from thinwire.core import make
+    from thinwire.plan import candidate_specs, measure_codec
+
+    specs = [*candidate_specs(experimental=wanted.experimental), *(str(make(spec)) for spec in wanted.compress)]
+    known = {} if probe is None else probe.codecs
+    return {spec: known[spec] if spec in known else measure_codec(spec) for spec in dict.fromkeys(specs)}
+
+
+def _profile(wanted: _Wanted, specs: list[str]) -> ModelProfile:
+    from thinwire.plan import ModelProfile, profile_model
+    from thinwire.plan.target import load_target
+
+    if wanted.profile_file is not None:
+        return ModelProfile.load(wanted.profile_file)
+    assert wanted.target is not None
+    model, batch, loss = load_target(wanted.target)
+    return profile_model(model, batch, loss, specs=specs)
+
+
+def _cluster(wanted: _Wanted, probe: Probe | None) -> Cluster:
+    """What was probed, unless the options or a link elsewhere say otherwise."""
+    from thinwire.plan import Cluster
+
+    here = probe.cluster if probe is not None and wanted.link is None else None
+    world_size = wanted.hosts or (here.world_size if here else 4)
+    return Cluster(
+        world_size=world_size,
+        ranks_per_machine=wanted.ranks_per_machine or (min(here.ranks_per_machine, world_size) if here else 1),
+        cores=wanted.cores or (here.cores if here else os.cpu_count() or 1),
+        threads=here.threads if here else 1,
+    )
+
+
+def _network(wanted: _Wanted, probe: Probe | None, cluster: Cluster) -> Network:
+    from thinwire.plan import network_at, network_of_link, parse_link
+
+    if wanted.link is not None:
+        cpu = None if probe is None else probe.network.cpu
+        link, backend = parse_link(wanted.link), wanted.backend
+        return network_of_link(link, cluster.world_size, backend=backend, cpu=cpu)  # type: ignore[arg-type]
+    assert probe is not None
+    return network_at(probe.network, cluster.world_size)
+
+
+def _link(wanted: _Wanted, network: Network) -> Link:
+    from thinwire.plan import fit_link, parse_link
+
+    return fit_link(network) if wanted.link is None else parse_link(wanted.link)
+
+
+def _budget(wanted: _Wanted) -> Budget:
+    from thinwire.plan import Budget
+
+    return Budget(
+        quality=wanted.quality,  # type: ignore[arg-type]  # Budget checks it
+        memory_bytes=None if wanted.memory_mb is None else int(1e6 * wanted.memory_mb),
+        experimental=wanted.experimental or bool(wanted.compress),
+    )
+
+
+def _facts(wanted: _Wanted, probe: Probe | None) -> dict[str, str]:
+    link = f"{wanted.link} ({wanted.backend}, closed forms)" if wanted.link else "as probed"
+    probed = "none" if probe is None else f"{probe.date}, {probe.facts.get('link', '')}"
+    return {"model": wanted.target or str(wanted.profile_file), "link": link, "probe": probed}
