@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 
 from thinwire.comm.transport import Later, Pending, Tag, Transport
 from thinwire.core import AllGather, Reply, Request, TransportError
+
+LENGTH_BYTES = 8  # of an announced length
 
 
 class _Around:
@@ -27,9 +30,18 @@ class Counting(_Around):
         self.messages: Counter[str] = Counter()
 
     def start(self, request: Request, tag: Tag) -> Pending:
-        self.sent_bytes += request.sent_bytes(self.world_size)
         self.messages[type(request).__name__] += 1
-        return self.inner.start(request, tag)
+        pending = self.inner.start(request, tag)
+        if isinstance(request, AllGather) and request.varying:
+            return Later(lambda: self._counted(pending.wait()))
+        self.sent_bytes += request.sent_bytes(self.world_size)
+        return pending
+
+    def _counted(self, messages: Reply) -> Reply:
+        """Lengths differ: each is told first, and all messages travel as long as the longest, in whole 8 bytes."""
+        longest = max(message.numel() for message in messages)
+        self.sent_bytes += (self.world_size - 1) * (LENGTH_BYTES + -(-longest // 8) * 8)
+        return messages
 
 
 class Throttled(_Around):
@@ -93,5 +105,5 @@ class Faulty(_Around):
         if tag.step in self.corrupt_at and isinstance(request, AllGather):
             broken = request.message.clone()
             broken[-1] ^= torch.tensor(1, dtype=torch.uint8)
-            request = AllGather(broken, varying=request.varying)
+            request = replace(request, message=broken)
         return self.inner.start(request, tag)
