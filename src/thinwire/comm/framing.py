@@ -20,6 +20,8 @@ bytes  field    meaning
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -46,13 +48,14 @@ class Framed:
 
     def start(self, request: Request, tag: Tag) -> Pending:
         if isinstance(request, AllGather):
-            framed: Request = AllGather(self._frame(request.message[None], tag)[0], varying=request.varying)
+            framed: Request = replace(request, message=self._frame(request.message[None], tag)[0])
         elif isinstance(request, AllToAll):
-            framed = AllToAll(self._frame(request.messages, tag))
+            framed = replace(request, messages=self._frame(request.messages, tag))
         else:
             return self.inner.start(request, tag)
         pending = self.inner.start(framed, tag)
-        return Later(lambda: self._open(pending.wait(), tag))
+        ranks = range(self.world_size) if request.groups is None else request.groups.own
+        return Later(lambda: self._open(pending.wait(), ranks, tag))
 
     def _frame(self, bodies: Tensor, tag: Tag) -> Tensor:
         """Each row behind its header."""
@@ -61,8 +64,10 @@ class Framed:
         table = torch.frombuffer(bytearray(headers), dtype=torch.uint8).view(-1, HEADER_BYTES)
         return memory.cat([table.to(bodies.device), bodies], dim=1)
 
-    def _open(self, messages: Reply, tag: Tag) -> Reply:
-        return [self._check(message, rank, tag) for rank, message in enumerate(messages)]
+    def _open(self, messages: Reply, ranks: Sequence[int], tag: Tag) -> Reply:
+        # In a group of one an all-to-all gives back all its rows, whoever they were meant for.
+        senders = ranks if len(ranks) > 1 else [ranks[0]] * len(messages)
+        return [self._check(message, rank, tag) for rank, message in zip(senders, messages, strict=True)]
 
     def _check(self, message: Tensor, rank: int, tag: Tag) -> Tensor:
         if message.numel() < HEADER_BYTES:

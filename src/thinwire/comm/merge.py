@@ -1,13 +1,14 @@
 """Several exchanges as one: the requests of each round become one message per kind.
 
 A fusion group runs its units' exchanges side by side. What they ask for in the same round is merged: all reductions of the
-same operator and dtype, all gathers, all scatters. So a group costs one message per kind and round, however many units it
-has, and units that need fewer rounds simply drop out.
+same operator and dtype, all gathers, all scatters, as far as they address the same ranks. So a group costs one message per
+kind and round, however many units it has, and units that need fewer rounds simply drop out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,11 +64,11 @@ def _kind(request: Request, position: int) -> object:
     """Requests of equal kind travel together. What cannot be merged is its own kind."""
     match request:
         case AllReduce():
-            return ("all_reduce", request.op, request.tensor.dtype)
+            return ("all_reduce", request.op, request.tensor.dtype, request.groups)
         case AllGather(varying=False):
-            return "all_gather"
+            return ("all_gather", request.groups)
         case AllToAll():
-            return "all_to_all"
+            return ("all_to_all", request.groups)
         case _:
             return position
 
@@ -78,11 +79,12 @@ def _join(batch: Sequence[Request]) -> Request:
         return first
     match first:
         case AllReduce():
-            return AllReduce(memory.cat([r.tensor.reshape(-1) for r in batch]), first.op)  # type: ignore[union-attr]
+            whole = memory.cat([r.tensor.reshape(-1) for r in batch])  # type: ignore[union-attr]
+            return replace(first, tensor=whole)
         case AllGather():
-            return AllGather(memory.cat([_aligned(r.message) for r in batch]))  # type: ignore[union-attr]
+            return replace(first, message=memory.cat([_aligned(r.message) for r in batch]))  # type: ignore[union-attr]
         case AllToAll():
-            return AllToAll(memory.cat([_aligned(r.messages) for r in batch], dim=1))  # type: ignore[union-attr]
+            return replace(first, messages=memory.cat([_aligned(r.messages) for r in batch], dim=1))  # type: ignore[union-attr]
         case Broadcast():
             raise AssertionError("broadcasts are never merged")
 

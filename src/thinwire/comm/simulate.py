@@ -6,12 +6,14 @@ Ranks that ask for different things raise ``DesyncError`` here; on a real networ
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, DesyncError, Reply, Request
+from thinwire.core.request import Groups, alone
 
 T = TypeVar("T")
 Asked = Request | tuple[Request, ...]
@@ -51,6 +53,9 @@ def _answer_batches(asked: Sequence[Any]) -> list[Any]:
 def answer(requests: Sequence[Request]) -> list[Reply]:
     """What each rank gets for these requests (one per rank, all alike)."""
     _check_alike([request.signature for request in requests])
+    groups = requests[0].groups
+    if groups is not None:
+        return _answer_in_groups(requests, groups)
     match requests[0]:
         case AllReduce(op=op):
             return [_reduce([r.tensor for r in requests], op) for _ in requests]  # type: ignore[union-attr]
@@ -60,6 +65,15 @@ def answer(requests: Sequence[Request]) -> list[Reply]:
             return [torch.stack([r.messages[rank] for r in requests]) for rank in range(len(requests))]  # type: ignore[union-attr]
         case Broadcast(source=source):
             return [requests[source].tensor.clone() for _ in requests]  # type: ignore[union-attr]
+
+
+def _answer_in_groups(requests: Sequence[Request], groups: Groups) -> list[Reply]:
+    replies: dict[int, Reply] = {}
+    for members in groups.members:
+        asked = [replace(requests[rank], groups=None) for rank in members]
+        answers = [alone(asked[0])] if len(members) == 1 else answer(asked)
+        replies.update(zip(members, answers, strict=True))
+    return [replies[rank] for rank in range(len(requests))]
 
 
 def _reduce(tensors: list[Tensor], op: str) -> Tensor:

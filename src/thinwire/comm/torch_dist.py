@@ -5,6 +5,7 @@ Only collectives that both backends have, on dtypes that both have, are used; ev
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from thinwire.comm.transport import Later, Pending, Tag
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request, TransportError, memory
+from thinwire.core.request import Groups, alone
 
 # Renamed in torch 2.13; the old name warns there, the new one is missing before.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -35,6 +37,7 @@ class TorchDistTransport:
         self.roll_call = roll_call
         self.rank = dist.get_rank(self.group)
         self.world_size = dist.get_world_size(self.group)
+        self._parts: dict[Groups, TorchDistTransport | None] = {}
 
     def start(self, request: Request, tag: Tag) -> Pending:
         try:
@@ -65,7 +68,10 @@ class TorchDistTransport:
             return f"Roll call: {error}."
         return "Roll call: all ranks answer, so the link was interrupted or a rank was late by more than the time-out."
 
-    def _start(self, request: Request) -> Later:
+    def _start(self, request: Request) -> Pending:
+        if request.groups is not None:
+            part, within = self._part(request.groups), replace(request, groups=None)
+            return Later(lambda: alone(within)) if part is None else part._start(within)
         match request:
             case AllReduce():
                 return self._all_reduce(request)
@@ -82,6 +88,24 @@ class TorchDistTransport:
                 source = dist.get_global_rank(self.group, request.source) if self.group else request.source
                 work = dist.broadcast(request.tensor, source, group=self.group, async_op=True)
                 return Later(lambda: _after(work, request.tensor))
+
+    def _part(self, groups: Groups) -> TorchDistTransport | None:
+        """This rank's group of a partition, None where it is alone; all ranks make all groups when they first need one.
+
+        Requests come in the same order everywhere, so no rank can be making another group at that time. Ranks that are
+        alone join in: torch numbers groups by how many a rank has made, and the numbers must stay the same everywhere.
+        """
+        if groups not in self._parts:
+            if self.world_size != dist.get_world_size():
+                raise TransportError(
+                    f"groups of ranks need a transport over all {dist.get_world_size()} ranks, this one has "
+                    f"{self.world_size}; leave out hierarchical, or attach on all ranks"
+                )
+            timeout = _timeout(self.group)
+            made = [dist.new_group(list(ranks), timeout=timeout) for ranks in groups.members if len(ranks) > 1]
+            own = [TorchDistTransport(group) for group in made if dist.get_rank(group) >= 0]
+            self._parts[groups] = own[0] if own else None
+        return self._parts[groups]
 
     def _all_reduce(self, request: AllReduce) -> Later:
         work = dist.all_reduce(request.tensor, _OPS[request.op], group=self.group, async_op=True)
@@ -111,6 +135,13 @@ class TorchDistTransport:
             return [row[:size] for row, size in zip(rows, sizes, strict=True)]
 
         return Later(finish)
+
+
+def _timeout(group: Any) -> timedelta | None:
+    """How long this group waits for a rank; None where its backend does not tell."""
+    options = getattr(group._get_backend(group._device_types[0]), "options", None)
+    timeout: timedelta | None = getattr(options, "_timeout", None)
+    return timeout
 
 
 def _after(work: Any, result: Tensor) -> Tensor:

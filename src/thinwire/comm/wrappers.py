@@ -40,7 +40,7 @@ class Counting(_Around):
     def _counted(self, messages: Reply) -> Reply:
         """Lengths differ: each is told first, and all messages travel as long as the longest, in whole 8 bytes."""
         longest = max(message.numel() for message in messages)
-        self.sent_bytes += (self.world_size - 1) * (LENGTH_BYTES + -(-longest // 8) * 8)
+        self.sent_bytes += (len(messages) - 1) * (LENGTH_BYTES + -(-longest // 8) * 8)
         return messages
 
 

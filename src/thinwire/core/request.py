@@ -7,7 +7,7 @@ algorithm (a ring for reductions and gathers), which is also what gloo and NCCL 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
@@ -16,19 +16,49 @@ Op = Literal["mean", "sum", "max", "min"]
 Reply = Tensor | Sequence[Tensor]
 
 
+@dataclass(frozen=True)
+class Groups:
+    """A request to some ranks only: each rank talks to those of its own group, all groups at the same time.
+
+    Args:
+        members: the ranks of every group, ascending; every rank is in exactly one. A group of one sends nothing and gets
+            back what it gave.
+        rank: the rank that asks.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    rank: int = field(compare=False)
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The ranks of the asking rank's group."""
+        return next(group for group in self.members if self.rank in group)
+
+
+def _partition(groups: Groups | None) -> tuple[tuple[int, ...], ...] | None:
+    return None if groups is None else groups.members
+
+
+def _talking(groups: Groups | None, world_size: int) -> int:
+    """How many ranks talk to each other."""
+    return world_size if groups is None else len(groups.own)
+
+
 @dataclass(frozen=True, eq=False)
 class AllReduce:
     """Combine ``tensor`` over the ranks; the reply is the same tensor on every rank. ``tensor`` may be overwritten."""
 
     tensor: Tensor
     op: Op = "mean"
+    groups: Groups | None = None
 
     def sent_bytes(self, world_size: int) -> int:
-        return 2 * (world_size - 1) * self.tensor.nbytes // world_size
+        ranks = _talking(self.groups, world_size)
+        return 2 * (ranks - 1) * self.tensor.nbytes // ranks
 
     @property
     def signature(self) -> tuple[object, ...]:
-        return ("all_reduce", self.op, self.tensor.dtype, tuple(self.tensor.shape))
+        return ("all_reduce", self.op, self.tensor.dtype, tuple(self.tensor.shape), _partition(self.groups))
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,43 +70,62 @@ class AllGather:
 
     message: Tensor
     varying: bool = False
+    groups: Groups | None = None
 
     def sent_bytes(self, world_size: int) -> int:
-        return (world_size - 1) * self.message.nbytes
+        return (_talking(self.groups, world_size) - 1) * self.message.nbytes
 
     @property
     def signature(self) -> tuple[object, ...]:
-        return ("all_gather", self.varying, None if self.varying else self.message.numel())
+        length = None if self.varying else self.message.numel()
+        return ("all_gather", self.varying, length, _partition(self.groups))
 
 
 @dataclass(frozen=True, eq=False)
 class AllToAll:
-    """Send row ``i`` of ``messages`` (world_size × bytes) to rank ``i``; row ``j`` of the reply came from rank ``j``."""
+    """Send row ``i`` of ``messages`` (world_size × bytes) to rank ``i``; row ``j`` of the reply came from rank ``j``.
+
+    With ``groups``, row ``i`` goes to the i-th rank of the group.
+    """
 
     messages: Tensor
+    groups: Groups | None = None
 
     def sent_bytes(self, world_size: int) -> int:
-        return (world_size - 1) * self.messages.shape[1]
+        return (_talking(self.groups, world_size) - 1) * self.messages.shape[1]
 
     @property
     def signature(self) -> tuple[object, ...]:
-        return ("all_to_all", tuple(self.messages.shape))
+        return ("all_to_all", tuple(self.messages.shape), _partition(self.groups))
 
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """Give every rank the ``tensor`` of rank ``source``."""
+    """Give every rank the ``tensor`` of rank ``source``; with ``groups``, of the source-th rank of its group."""
 
     tensor: Tensor
     source: int = 0
+    groups: Groups | None = None
 
     def sent_bytes(self, world_size: int) -> int:
         """The average over the ranks: ``world_size - 1`` copies travel, whoever forwards them."""
-        return (world_size - 1) * self.tensor.nbytes // world_size
+        ranks = _talking(self.groups, world_size)
+        return (ranks - 1) * self.tensor.nbytes // ranks
 
     @property
     def signature(self) -> tuple[object, ...]:
-        return ("broadcast", self.source, self.tensor.dtype, tuple(self.tensor.shape))
+        return ("broadcast", self.source, self.tensor.dtype, tuple(self.tensor.shape), _partition(self.groups))
 
 
 Request = AllReduce | AllGather | AllToAll | Broadcast
+
+
+def alone(request: Request) -> Reply:
+    """What a rank gets back that is a group of its own."""
+    match request:
+        case AllGather():
+            return [request.message]
+        case AllToAll():
+            return request.messages
+        case _:
+            return request.tensor

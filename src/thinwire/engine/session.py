@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-import thinwire.select  # noqa: F401  (registers the layer selections)
 from thinwire import kernels
 from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport
 from thinwire.comm.merge import Merged, merge
