@@ -1,7 +1,8 @@
 """Run the benchmark, or go on with it: ``python -m benchmarks.convergence`` from the root of the repository.
 
 Finished runs are kept in ``--out`` and skipped the next time, so it may be stopped with Ctrl-C at any moment. Tables
-(``results.md``) and curves (one SVG per task) are made anew from whatever is there.
+(``results.md``) and pictures (SVG) are made anew from whatever is there. The suite ``optimizers`` asks what an optimizer must
+know about sparse updates, ``sparsifiers`` compares sparsifiers at equal bytes.
 """
 
 from __future__ import annotations
@@ -15,38 +16,78 @@ from benchmarks.convergence import curves, data, results, tables
 from benchmarks.convergence.grid import check_tasks, grid, quick_grid
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.convergence.train import Run, train
+from benchmarks.sparsifiers import loss_tables, suite
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 FULL_STEPS, QUICK_STEPS = 500, 10
+OPTIMIZERS, SPARSIFIERS = "optimizers", "sparsifiers"
 
 
 def main() -> None:
     """Read the command line, run what is missing, write the tables."""
+    arguments = _arguments()
+    console = Console()
+    tasks = _obtainable(console, check_tasks(arguments.tasks)) if not arguments.tables_only else arguments.tasks
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    log = arguments.out / "runs.jsonl"
+    if arguments.list or not arguments.tables_only:
+        wanted = _wanted(console, arguments, tasks)
+        missing = [run for run in wanted if run.key not in results.read(log)]
+        if arguments.list:
+            keys = "\n".join(run.key for run in missing)
+            console.print(keys, f"{len(missing)} of {len(wanted)} runs missing", sep="\n")
+            return
+        _run_all(console, missing, log, arguments.processes)
+    _write(console, log, arguments)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.convergence", description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"few runs of {QUICK_STEPS} steps: does everything work?")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), help=f"of {', '.join(TASKS)} (default: all)")
-    parser.add_argument("--steps", type=int, help=f"steps per run (default: {FULL_STEPS}, quick {QUICK_STEPS})")
+    parser.add_argument(
+        "--suite",
+        choices=(OPTIMIZERS, SPARSIFIERS),
+        default=OPTIMIZERS,
+        help="what is compared (default: optimizers)",
+    )
+    parser.add_argument("--tasks", nargs="+", help=f"of {', '.join(TASKS)} (default: all; sparsifiers {_SPARSE_TASKS})")
+    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="sparsifiers: only these (default: all)")
+    parser.add_argument("--steps", type=int, help=f"steps per run (default: {_STEPS_HELP})")
     parser.add_argument("--processes", type=int, default=2, help="runs at the same time, one thread each (default: 2)")
-    parser.add_argument("--out", type=Path, default=Path("runs/convergence"), help="folder (default: runs/convergence)")
+    parser.add_argument("--out", type=Path, help="folder (default: runs/convergence, runs/sparsifiers)")
     parser.add_argument("--step-times", type=Path, help="what 'thinwire bench step --json' wrote, for equal wall time")
     parser.add_argument("--list", action="store_true", help="list the runs that are missing, run nothing")
     parser.add_argument("--tables-only", action="store_true", help="run nothing, write the tables")
     arguments = parser.parse_args()
-    console = Console()
+    sparsifiers = arguments.suite == SPARSIFIERS
+    arguments.tasks = arguments.tasks or list(suite.DEFAULT_TASKS if sparsifiers else TASKS)
+    arguments.out = arguments.out or Path("runs/sparsifiers" if sparsifiers else "runs/convergence")
+    full_steps = suite.STEPS if sparsifiers else FULL_STEPS
+    arguments.steps = arguments.steps or (QUICK_STEPS if arguments.quick else full_steps)
+    unknown = [name for name in arguments.methods or () if name not in suite.names()]
+    if unknown or (arguments.methods and not sparsifiers):
+        parser.error(f"--methods {unknown}: expected, with --suite sparsifiers, some of {suite.names()}")
+    return arguments
 
-    tasks = _obtainable(console, check_tasks(arguments.tasks)) if not arguments.tables_only else arguments.tasks
-    steps = arguments.steps or (QUICK_STEPS if arguments.quick else FULL_STEPS)
-    wanted = (quick_grid if arguments.quick else grid)(tasks, steps)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    log = arguments.out / "runs.jsonl"
-    missing = [run for run in wanted if run.key not in results.read(log)]
-    if arguments.list:
-        console.print("\n".join(run.key for run in missing), f"{len(missing)} of {len(wanted)} runs missing", sep="\n")
-        return
-    if not arguments.tables_only:
-        _run_all(console, missing, log, arguments.processes)
-    _write(console, log, arguments.out, arguments.step_times)
+
+_SPARSE_TASKS = ", ".join(suite.DEFAULT_TASKS)
+_STEPS_HELP = f"{FULL_STEPS}, sparsifiers {suite.STEPS}, quick {QUICK_STEPS}"
+
+
+def _wanted(console: Console, arguments: argparse.Namespace, tasks: list[str]) -> list[Run]:
+    """The runs of the suite; for sparsifiers, after their settings have been found and shown."""
+    if arguments.suite == OPTIMIZERS:
+        return (quick_grid if arguments.quick else grid)(tasks, arguments.steps)
+    settings = {name: suite.settings(TASKS[name], arguments.methods or suite.names()) for name in tasks}
+    for name, methods in settings.items():
+        budget_bytes = suite.budget_of(TASKS[name])
+        shown = Table("method", "spec", f"x {budget_bytes / 1000:.1f} kB", title=f"{name}, at {suite.BUDGET}")
+        for method in methods:
+            shown.add_row(method.label, method.spec, f"{method.wire_bytes / budget_bytes:.2f}")
+        console.print(shown)
+    return suite.grid(settings, arguments.steps)
 
 
 def _obtainable(console: Console, tasks: list[str]) -> list[str]:
@@ -86,14 +127,21 @@ def _run_all(console: Console, missing: list[Run], log: Path, processes: int) ->
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _write(console: Console, log: Path, folder: Path, step_times: Path | None) -> None:
-    found = results.Results(results.read(log).values())
+def _write(console: Console, log: Path, arguments: argparse.Namespace) -> None:
+    folder: Path = arguments.out
+    runs = list(results.read(log).values())
+    if arguments.suite == SPARSIFIERS:  # what was tried out with fewer steps does not belong into a mean over seeds
+        runs = [run for run in runs if run["steps"] == arguments.steps]
+    found = results.Results(runs)
     if not found.all:
         console.print("nothing has been run yet")
         return
-    text = tables.report(found, step_times)
+    if arguments.suite == OPTIMIZERS:
+        text, pictures = tables.report(found, arguments.step_times), curves.write(found, folder)
+    else:
+        text, pictures = loss_tables.report(found), [folder / "above-dense.svg"]
+        pictures[0].write_text(loss_tables.picture(found), encoding="utf-8")
     (folder / "results.md").write_text(text, encoding="utf-8")
-    pictures = curves.write(found, folder)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"written: {folder / 'results.md'}, {', '.join(map(str, pictures))}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from benchmarks.convergence.tasks import TASKS
@@ -15,6 +15,8 @@ LR_FACTORS = (0.5, 1.0, 2.0)
 MAIN_TASK = "gpt1m"  # the one that rates, variants and every selector are tried on
 LARGE_TASK = "gpt5m"
 ABLATION_DENSITIES = (0.05, 0.01)
+ABLATION_TASKS = (MAIN_TASK, "shakespeare")
+WARMUP = "topk(density=exp(0.5, 0.05, steps=150), score='update')"  # begins nearly dense: early updates age fastest
 CLIP = 0.5
 
 
@@ -23,12 +25,20 @@ def topk(density: float, name: str = "topk") -> str:
     return f"{name}(density={density})"
 
 
+def by_update(density: float) -> str:
+    """Top-k that ranks by what Adam would make of a gradient."""
+    return f"topk(density={density}, score='update')"
+
+
 def grid(tasks: list[str], steps: int) -> list[Run]:
     """All runs of these tasks, the most telling ones first, each once."""
-    runs = [run for name in tasks for run in _essential(name)]
-    runs += [run for name in tasks for run in _more_seeds(name)]
+    small = [name for name in tasks if name != LARGE_TASK]
+    runs = [run for name in small for run in _essential(name)]
+    runs += [run for name in small for run in _more_seeds(name)]
+    runs += [run for name in ABLATION_TASKS if name in tasks for run in _ablation(name, ABLATION_DENSITIES[:1])]
+    runs += [run for name in tasks for run in _essential(name)]
     if MAIN_TASK in tasks:
-        runs += _ablation()
+        runs += _ablation(MAIN_TASK, ABLATION_DENSITIES)
     runs += [run for name in tasks for run in _of_task(name)]
     if MAIN_TASK in tasks:
         runs += [*_rates(), *_clipped()]
@@ -48,14 +58,17 @@ def quick_grid(tasks: list[str], steps: int) -> list[Run]:
 def _essential(name: str) -> Iterator[Run]:
     """Dense, 4-bit, and one density with either optimizer: what the claim is about."""
     yield Run(task=name, compress="dense")
+    yield Run(task=name, compress=by_update(0.05), optimizer=OURS)
     yield Run(task=name, compress=topk(0.05), optimizer=OURS)
     yield Run(task=name, compress=topk(0.05), optimizer=STOCK)
     yield Run(task=name, compress="int4")
+    yield Run(task=name, compress=WARMUP, optimizer=OURS)
 
 
 def _of_task(name: str) -> Iterator[Run]:
     large = name == LARGE_TASK
     for density in (0.05, 0.01) if large else DENSITIES:
+        yield Run(task=name, compress=by_update(density), optimizer=OURS)
         for optimizer in (OURS, STOCK):
             yield Run(task=name, compress=topk(density), optimizer=optimizer)
     for selector in ("adtopk", "bank"):
@@ -66,10 +79,9 @@ def _of_task(name: str) -> Iterator[Run]:
 
 
 def _more_seeds(name: str) -> Iterator[Run]:
-    if name == LARGE_TASK:
-        return
     for seed in SEEDS[1:]:
         yield Run(task=name, compress="dense", seed=seed)
+        yield Run(task=name, compress=by_update(0.05), optimizer=OURS, seed=seed)
         yield Run(task=name, compress=topk(0.05), optimizer=OURS, seed=seed)
         yield Run(task=name, compress=topk(0.05), optimizer=STOCK, seed=seed)
 
@@ -82,10 +94,10 @@ def _rates() -> Iterator[Run]:
             yield Run(task=MAIN_TASK, compress=topk(0.05), optimizer=optimizer, lr_factor=factor)
 
 
-def _ablation() -> Iterator[Run]:
-    for density in ABLATION_DENSITIES:
+def _ablation(task: str, densities: Sequence[float]) -> Iterator[Run]:
+    for density in densities:
         for name in VARIANTS:
-            yield Run(task=MAIN_TASK, compress=topk(density), optimizer=name)
+            yield Run(task=task, compress=topk(density), optimizer=name)
 
 
 def _clipped() -> Iterator[Run]:

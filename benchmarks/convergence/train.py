@@ -51,7 +51,7 @@ def train(run: Run) -> dict[str, Any]:
     task = TASKS[run.task]
     model = task.build(run.seed)
     wire = SimulatedWire(model, run.compress, WORKERS, run.seed)
-    optimizer = _optimizer(run, task, model, wire)
+    optimizer = wire.optimizer = _optimizer(run, task, model, wire)
     evaluation, curve, share = task.source.evaluation(), [], 0.0
     began_s = time.perf_counter()
     for step in range(run.steps):

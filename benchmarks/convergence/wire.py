@@ -9,11 +9,14 @@ import thinwire.api  # noqa: F401  (registers the compressors)
 from thinwire.comm.simulate import simulate
 from thinwire.core import State, Step, TensorSpec
 from thinwire.engine.groups import Unit, make_group, prepare
+from thinwire.engine.importance import importance
 from thinwire.engine.received import Ages
 
 
 class SimulatedWire:
     """Averages the gradients of ``world_size`` workers that share one model."""
+
+    optimizer: torch.optim.Optimizer | None = None  # for compressors that ask it what matters
 
     def __init__(self, model: nn.Module, compress: str, world_size: int, seed: int) -> None:
         self._parameters = dict(model.named_parameters())
@@ -38,15 +41,20 @@ class SimulatedWire:
 
     def _exchange_unit(self, index: int, unit: Unit, gradients: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         exchanges = []
+        weights = self._weights(unit) if unit.compressor.needs_weights else None
+        matters = importance(unit, self._parameters, self.optimizer) if unit.compressor.needs_importance else None
         for rank, mine in enumerate(gradients):
             x = torch.cat([mine[tensor.fqn].reshape(-1) for tensor in unit.spec.tensors])
-            step = Step(self._step, unit.spec, rank, self._world_size, self._seed)
+            step = Step(self._step, unit.spec, rank, self._world_size, self._seed, weights, matters)
             exchanges.append(unit.compressor.exchange(x, self._state(rank, index), step))
         results = simulate(exchanges, sent=self.sent)
         for rank, result in enumerate(results):
             self._states[rank][index] = result.state
         parts = results[0].mean.split(unit.spec.sizes)
         return {t.fqn: part.view(t.shape).clone() for t, part in zip(unit.spec.tensors, parts, strict=True)}
+
+    def _weights(self, unit: Unit) -> Tensor:
+        return torch.cat([self._parameters[tensor.fqn].detach().reshape(-1) for tensor in unit.spec.tensors])
 
     def _state(self, rank: int, index: int) -> State:
         return self._states[rank][index]

@@ -190,3 +190,21 @@ def a_compiled_training_step(rank: Rank, engine: str) -> str:
         ends.append(digest(everything(model, optimizer)))
     assert ends[0] == ends[1]
     return ends[0]
+
+
+@CASES.both
+def the_update_score_asks_the_optimizer(rank: Rank, engine: str) -> str:
+    """The first step has no second moment yet and selects as plain top-k does; later ones otherwise, on all ranks alike."""
+    ends = []
+    for spec in (SPARSE, "topk(density=0.1, score='update')"):
+        model = wrap(engine, seeded(Net))
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        digests = []
+        with thinwire.attach(model, optimizer, compress=spec):
+            for step in range(4):
+                train(model, optimizer, rank.index, [step])
+                digests.append(digest(dict(model.named_parameters())))
+        ends.append(digests)
+    assert ends[0][0] == ends[1][0]
+    assert ends[0][3] != ends[1][3]
+    return ends[1][3]

@@ -59,7 +59,7 @@ COMPRESSORS = {
     "dense": set(),
     "fp16": set(),
     "bf16": set(),
-    "topk": {"density", "values", "indices"},
+    "topk": {"density", "score", "values", "indices"},
     "randomk": {"density"},
     "threshold": {"value", "density", "values", "indices"},
     "powersgd": {"rank", "reuse"},

@@ -34,8 +34,8 @@ class OnHost(Wrapper):
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         ready = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
-        weights = None if step.weights is None else step.weights.cpu()
-        step = replace(step, unit=_on_host(step.unit), weights=weights)
+        weights, importance = (None if one is None else one.cpu() for one in (step.weights, step.importance))
+        step = replace(step, unit=_on_host(step.unit), weights=weights, importance=importance)
 
         def begin() -> _Begun:
             if ready is not None:

@@ -27,7 +27,7 @@ def check_values(name: str, values: str, known: Sequence[str] = VALUES) -> None:
 def averaged(chosen: Tensor, values: str, step: Step) -> Exchange:
     """The mean of a flat vector that has the same length on all ranks, in this value format."""
     unit = UnitSpec.flat(chosen.numel(), step.unit.name)
-    return (yield from _averaging(values).exchange(chosen, {}, replace(step, unit=unit, weights=None)))
+    return (yield from _averaging(values).exchange(chosen, {}, replace(step, unit=unit, weights=None, importance=None)))
 
 
 def mean_at(x: Tensor, indices: Tensor, values: str, step: Step) -> Exchange:

@@ -62,7 +62,8 @@ class Step:
     """What an exchange may know about its surroundings.
 
     ``weights`` are the parameters of the unit, flat like its gradient and not to be changed; only for compressors that
-    ``need_weights``, and None where whoever drives the exchange has none.
+    ``need_weights``, and None where whoever drives the exchange has none. ``importance`` likewise says, for compressors
+    that ``need_importance``, how much a unit of gradient matters to the optimizer at each coordinate.
     """
 
     index: int
@@ -71,6 +72,7 @@ class Step:
     world_size: int = 1
     seed: int = 0
     weights: Tensor | None = field(default=None, compare=False, repr=False)
+    importance: Tensor | None = field(default=None, compare=False, repr=False)
 
     def generator(self, purpose: str = "", *, per_rank: bool = False) -> torch.Generator:
         """Random numbers that depend on seed, step, unit and purpose only (and on the rank if ``per_rank``).
@@ -106,6 +108,11 @@ class Compressor(ABC):
     @property
     def needs_weights(self) -> bool:
         """The exchange wants to see the parameters in ``Step.weights``."""
+        return False
+
+    @property
+    def needs_importance(self) -> bool:
+        """The exchange wants to see ``Step.importance``."""
         return False
 
     def at(self: Self, index: int) -> Self:
@@ -240,6 +247,10 @@ class Wrapper(Compressor):
     @property
     def needs_weights(self) -> bool:
         return self.inner.needs_weights
+
+    @property
+    def needs_importance(self) -> bool:
+        return self.inner.needs_importance
 
     @property
     def sparse(self) -> bool:

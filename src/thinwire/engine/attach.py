@@ -75,7 +75,9 @@ def attach(
         transport = _own_transport(module, timeout_s)
     config = fingerprint(tensors, str(compressor), fuse, str(seed), str(broadcast_buffers), str(scaler is None))
     _check_same_everywhere(transport, config, tensors[0].device)
-    session = Session(transport, parameters, tensors, compressor, config=config, seed=seed, scaler=scaler)
+    session = Session(
+        transport, parameters, tensors, compressor, config=config, seed=seed, scaler=scaler, optimizer=optimizer
+    )
 
     try:
         # Gradients become ready roughly in reverse order of registration.

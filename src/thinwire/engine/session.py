@@ -17,6 +17,7 @@ from thinwire.compressors.host import stop_worker
 from thinwire.core import AllGather, Compressor, Exchanged, Request, State, Step, TensorSpec
 from thinwire.engine.flat import flatten
 from thinwire.engine.groups import Group, Unit
+from thinwire.engine.importance import importance
 from thinwire.engine.meter import Meter
 from thinwire.engine.received import Ages
 from thinwire.engine.states import StateStore
@@ -51,13 +52,14 @@ class Session:
         config: int,
         seed: int,
         scaler: GradScaler | None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         counting = Counting(transport)
         device = tensors[0].device
         self.scheduler = Scheduler(Framed(counting, config), device)
         self.states = StateStore(tensors, compressor)
         self.ages = Ages(parameters, tensors, compressor)
-        self._parameters = parameters
+        self._parameters, self._optimizer = parameters, optimizer
         self._names = [tensor.fqn for tensor in tensors]
         self.meter = Meter(self.scheduler, counting)
         self.step = 0
@@ -105,8 +107,10 @@ class Session:
             # The step will be skipped; what this rank sends for it no longer matters, but must be well-defined.
             self._finite = False
             x.zero_()
-        weights = flatten(unit, self._parameters) if unit.compressor.needs_weights else None
-        step = Step(self.step, unit.spec, self.rank, self._world_size, self.seed, weights)
+        compressor, parameters = unit.compressor, self._parameters
+        weights = flatten(unit, parameters) if compressor.needs_weights else None
+        matters = importance(unit, parameters, self._optimizer) if compressor.needs_importance else None
+        step = Step(self.step, unit.spec, self.rank, self._world_size, self.seed, weights, matters)
         return unit.compressor.exchange(x, self.states.of(unit), step)
 
     def end_step(self, used: Sequence[bool], done: Callable[[bool, list[bool]], None]) -> Ticket:

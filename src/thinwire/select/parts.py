@@ -69,8 +69,8 @@ class Part:
 
     def exchange(self, compressor: Compressor, x: Tensor, state: State, step: Step) -> Exchange:
         """The exchange of the members alone; ``x``, ``state`` and ``step`` are those of the whole."""
-        weights = None if step.weights is None else self.take(step.weights)
-        own = replace(step, unit=self.unit, weights=weights)
+        weights, importance = (None if one is None else self.take(one) for one in (step.weights, step.importance))
+        own = replace(step, unit=self.unit, weights=weights, importance=importance)
         return compressor.exchange(self.take(x), self.take_state(state, compressor.layout()), own)
 
 
