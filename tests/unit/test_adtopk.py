@@ -8,9 +8,9 @@ from torch import Tensor
 
 from contract.world import run_unit
 from thinwire.comm import simulate
-from thinwire.compressors import threshold_reuse
 from thinwire.compressors.adtopk import ADTopK
 from thinwire.compressors.dense import Dense
+from thinwire.compressors.shared import threshold_reuse
 from thinwire.core import ConfigError, Payload, State, Step, TensorSpec, UnitSpec, make
 from thinwire.engine.groups import prepare
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.comm import simulate
-from thinwire.compressors.entries import Entries, contains, from_rows, summed, swap, swap_bytes, to_rows
+from thinwire.compressors.shared.entries import Entries, contains, from_rows, summed, swap, swap_bytes, to_rows
 from thinwire.core import Step, UnitSpec
 
 

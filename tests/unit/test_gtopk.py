@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contract.world import run_unit
 from thinwire.compressors.gtopk import GTopK, pairings
-from thinwire.compressors.sparse import kept
+from thinwire.compressors.shared.sparse import kept
 from thinwire.core import TensorSpec, UnitSpec, make
 
 UNIT = UnitSpec((TensorSpec("a", (20, 30)), TensorSpec("none", (0,)), TensorSpec("b", (50,))))

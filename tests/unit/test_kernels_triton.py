@@ -102,7 +102,8 @@ def call_everything(unit: Tensor) -> None:
     triton.segment_moments(unit, ends)
     triton.all_finite(unit)
     triton.unpack_bits(triton.pack_bits(unit > 0), numel)
-    since, ages, table = torch.zeros(2, numel, dtype=torch.uint8).unbind() + (torch.zeros(AGES * COLUMNS),)
+    since, ages = torch.zeros(2, numel, dtype=torch.uint8).unbind()
+    table = torch.zeros(AGES * COLUMNS)
     triton.count_ages(unit, since, ages, 200)
     triton.aged_adamw(unit, residual, ages, out, unit.clone(), table, 0.9, 0.1, 1.5, 1e-8)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.compressors.mstopk import MSTopK
-from thinwire.compressors.sparse import kept
+from thinwire.compressors.shared.sparse import kept
 from thinwire.compressors.topk import TopK
 from thinwire.core import ConfigError, Step, TensorSpec, UnitSpec
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contract.world import run_unit
 from thinwire.compressors.oktopk import OkTopK, _due
-from thinwire.compressors.sparse import kept
+from thinwire.compressors.shared.sparse import kept
 from thinwire.core import TensorSpec, UnitSpec, make
 
 UNIT = UnitSpec((TensorSpec("a", (100, 80)), TensorSpec("none", (0,)), TensorSpec("b", (3000,))))

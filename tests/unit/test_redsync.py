@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.compressors.redsync import RedSync
-from thinwire.compressors.sparse import kept
+from thinwire.compressors.shared.sparse import kept
 from thinwire.core import Step, TensorSpec, UnitSpec
 
 UNIT = UnitSpec((TensorSpec("a", (60, 50)), TensorSpec("none", (0,)), TensorSpec("b", (777,)), TensorSpec("c", (3,))))

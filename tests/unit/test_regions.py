@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from thinwire.compressors import regions
+from thinwire.compressors.shared import regions
 from thinwire.core import TensorSpec, UnitSpec
 
 UNIT = UnitSpec(

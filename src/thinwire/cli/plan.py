@@ -43,12 +43,8 @@ def plan(
     """Predict the step time of every compressor for a model, choose one, and say why.
 
     The model runs a few steps on this machine; the network is the one last probed (thinwire probe) or, with --link, one
-    that is not here. Dense is always a candidate and wins ties.
-
-    Example: thinwire plan train:make --link 200mbit,1ms --hosts 4
+    that is not here, as in "thinwire plan train:make --link 200mbit,1ms --hosts 4". Dense is a candidate and wins ties.
     """
-    from thinwire.core import ThinwireError
-
     console = Console()
     try:
         wanted = _Wanted(
@@ -66,9 +62,13 @@ def plan(
             experimental=experimental,
         )
         made = _plan(wanted, save_profile, with_sweep=html is not None)
-    except (ThinwireError, ValueError) as error:
+    except ValueError as error:  # ConfigError is one
         console.print(Text(str(error), style="red"))
         raise typer.Exit(2) from error
+    _hand_over(console, made, json_file, html)
+
+
+def _hand_over(console: Console, made: Plan, json_file: Path | None, html: Path | None) -> None:
     console.print(made.renderable())
     if json_file is not None:
         made.save(json_file)
@@ -108,12 +108,12 @@ def _plan(wanted: _Wanted, save_profile: Path | None, *, with_sweep: bool) -> Pl
     from thinwire.plan.roofs import measure_roofs
 
     probe = _probe(wanted)
+    cluster = _cluster(wanted, probe)  # what is quick comes first: mistakes are found before anything is measured
+    network = _network(wanted, probe, cluster)
     codecs = _codecs(wanted, probe)
-    profile = _profile(wanted, list(codecs))
+    profile = _profile(wanted, list(codecs), cluster)
     if save_profile is not None:
         profile.save(save_profile)
-    cluster = _cluster(wanted, probe)
-    network = _network(wanted, probe, cluster)
     roofs = measure_roofs() if probe is None else probe.roofs
     budget, facts = _budget(wanted), _facts(wanted, probe)
     made = choose(profile, network, codecs, cluster, budget=budget, roofs=roofs, facts=facts)
@@ -158,19 +158,24 @@ def _codecs(wanted: _Wanted, probe: Probe | None) -> dict[str, CodecCost]:
     return {spec: known[spec] if spec in known else measure_codec(spec) for spec in dict.fromkeys(specs)}
 
 
-def _profile(wanted: _Wanted, specs: list[str]) -> ModelProfile:
+def _profile(wanted: _Wanted, specs: list[str], cluster: Cluster) -> ModelProfile:
+    import torch
+
     from thinwire.plan import ModelProfile, profile_model
     from thinwire.plan.target import load_target
 
     if wanted.profile_file is not None:
         return ModelProfile.load(wanted.profile_file)
     assert wanted.target is not None
+    torch.set_num_threads(cluster.threads)  # as training will run there
     model, batch, loss = load_target(wanted.target)
     return profile_model(model, batch, loss, specs=specs)
 
 
 def _cluster(wanted: _Wanted, probe: Probe | None) -> Cluster:
     """What was probed, unless the options or a link elsewhere say otherwise."""
+    import torch
+
     from thinwire.plan import Cluster
 
     here = probe.cluster if probe is not None and wanted.link is None else None
@@ -179,7 +184,7 @@ def _cluster(wanted: _Wanted, probe: Probe | None) -> Cluster:
         world_size=world_size,
         ranks_per_machine=wanted.ranks_per_machine or (min(here.ranks_per_machine, world_size) if here else 1),
         cores=wanted.cores or (here.cores if here else os.cpu_count() or 1),
-        threads=here.threads if here else 1,
+        threads=here.threads if here else torch.get_num_threads(),
     )
 
 

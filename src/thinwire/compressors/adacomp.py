@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.varying import VaryingSparsifier
+from thinwire.compressors.shared.varying import VaryingSparsifier
 from thinwire.core import (
     ELEMENTWISE,
     Compressor,

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors import threshold_reuse
 from thinwire.compressors.dense import Dense
-from thinwire.compressors.places import FlatPlaces, Places, row_places
-from thinwire.compressors.sparse import Sparsifier, check_density, kept
-from thinwire.compressors.sub_units import SubUnit, device_of, sub_units
+from thinwire.compressors.shared import threshold_reuse
+from thinwire.compressors.shared.places import FlatPlaces, Places, row_places
+from thinwire.compressors.shared.sparse import Sparsifier, check_density, kept
+from thinwire.compressors.shared.sub_units import SubUnit, device_of, sub_units
 from thinwire.core import (
     AllGather,
     Compressor,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors import shared_mask
-from thinwire.compressors.places import Places, bank_places
-from thinwire.compressors.sparse import Sparsifier, check_density
-from thinwire.compressors.sub_units import device_of
+from thinwire.compressors.shared import shared_mask
+from thinwire.compressors.shared.places import Places, bank_places
+from thinwire.compressors.shared.sparse import Sparsifier, check_density
+from thinwire.compressors.shared.sub_units import device_of
 from thinwire.core import (
     Broadcast,
     Compressor,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.compressors.agreed import ONE_PER_TENSOR
-from thinwire.compressors.blockwise import FewBits, shard_elems, sharded_mean, split_message
+from thinwire.compressors.shared.agreed import ONE_PER_TENSOR
+from thinwire.compressors.shared.blockwise import FewBits, shard_elems, sharded_mean, split_message
 from thinwire.core import (
     AllReduce,
     Compressor,

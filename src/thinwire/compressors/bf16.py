@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.compressors.blockwise import Blockwise
+from thinwire.compressors.shared.blockwise import Blockwise
 from thinwire.core import register
 
 

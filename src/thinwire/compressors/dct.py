@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.places import Places, row_places
-from thinwire.compressors.sparse import Sparsifier, check_density
+from thinwire.compressors.shared.places import Places, row_places
+from thinwire.compressors.shared.sparse import Sparsifier, check_density
 from thinwire.core import Compressor, ConfigError, Payload, Schedule, Step, UnitSpec, register
 from thinwire.kernels import Selected
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.sub_units import device_of
+from thinwire.compressors.shared.sub_units import device_of
 from thinwire.compressors.topk import TopK
 from thinwire.core import (
     ELEMENTWISE,

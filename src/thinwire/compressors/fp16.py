@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.compressors import agreed
-from thinwire.compressors.blockwise import Blockwise
+from thinwire.compressors.shared import agreed
+from thinwire.compressors.shared.blockwise import Blockwise
 from thinwire.core import AllReduce, Compressor, Exchange, Exchanged, Layout, Request, State, Step, UnitSpec, register
 
 _LARGEST_HALF = torch.finfo(torch.float16).max

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thinwire.compressors import agreed
-from thinwire.compressors.blockwise import FewBits, average_shard, rows, shard_elems, share_shards
+from thinwire.compressors.shared import agreed
+from thinwire.compressors.shared.blockwise import FewBits, average_shard, rows, shard_elems, share_shards
 from thinwire.core import (
     AllToAll,
     Compressor,

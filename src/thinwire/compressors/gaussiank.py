@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.estimated import ThresholdEstimator
-from thinwire.compressors.magnitudes import magnitudes
+from thinwire.compressors.shared.estimated import ThresholdEstimator
+from thinwire.compressors.shared.magnitudes import magnitudes
 from thinwire.core import Compressor, ConfigError, UnitSpec, register
 
 _LOWER, _RAISE = 0.5, 1.5

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.entries import Entries, contains, summed, swap, swap_bytes
-from thinwire.compressors.sparse import check_density, kept
+from thinwire.compressors.shared.entries import Entries, contains, summed, swap, swap_bytes
+from thinwire.compressors.shared.sparse import check_density, kept
 from thinwire.core import Compressor, Exchange, Exchanged, Request, State, Step, UnitSpec, register
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.compressors.blockwise import FewBits
+from thinwire.compressors.shared.blockwise import FewBits
 from thinwire.core import register
 
 

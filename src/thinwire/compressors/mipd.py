@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors import shared_mask, significance
-from thinwire.compressors.significance import BLOCK, as_blocks, blocks_of
-from thinwire.compressors.sparse import check_density
-from thinwire.compressors.sub_units import device_of
-from thinwire.compressors.water_filling import layer_blocks
+from thinwire.compressors.shared import shared_mask, significance
+from thinwire.compressors.shared.significance import BLOCK, as_blocks, blocks_of
+from thinwire.compressors.shared.sparse import check_density
+from thinwire.compressors.shared.sub_units import device_of
+from thinwire.compressors.shared.water_filling import layer_blocks
 from thinwire.core import (
     ELEMENTWISE,
     AllReduce,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.magnitudes import Magnitudes, magnitudes
-from thinwire.compressors.sparse import Sparsifier, check_density, kept
+from thinwire.compressors.shared.magnitudes import Magnitudes, magnitudes
+from thinwire.compressors.shared.sparse import Sparsifier, check_density, kept
 from thinwire.core import Compressor, ConfigError, Step, UnitSpec, register
 from thinwire.kernels import Selected
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors import regions
-from thinwire.compressors.entries import ENTRY_BYTES, Entries, contains, from_rows, summed, to_rows
-from thinwire.compressors.magnitudes import just_below
-from thinwire.compressors.sparse import check_density, kept
+from thinwire.compressors.shared import regions
+from thinwire.compressors.shared.entries import ENTRY_BYTES, Entries, contains, from_rows, summed, to_rows
+from thinwire.compressors.shared.magnitudes import just_below
+from thinwire.compressors.shared.sparse import check_density, kept
 from thinwire.core import (
     AllGather,
     AllReduce,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.compressors.sparse import check_density, kept
+from thinwire.compressors.shared.sparse import check_density, kept
 from thinwire.core import AllReduce, Compressor, Exchange, Exchanged, State, Step, UnitSpec, register
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.estimated import ThresholdEstimator
-from thinwire.compressors.magnitudes import magnitudes
+from thinwire.compressors.shared.estimated import ThresholdEstimator
+from thinwire.compressors.shared.magnitudes import magnitudes
 from thinwire.core import Compressor, UnitSpec, register
 
 _BISECTIONS = 20  # steps of a millionth of max - mean: fine enough where one entry is a thousand times the others

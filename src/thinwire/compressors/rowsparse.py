@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.sparse import check_density
+from thinwire.compressors.shared.sparse import check_density
 from thinwire.core import AllGather, AllToAll, Compressor, Exchange, Exchanged, State, Step, UnitSpec, register
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.compressors.estimated import ThresholdEstimator
-from thinwire.compressors.magnitudes import Magnitudes, magnitudes
+from thinwire.compressors.shared.estimated import ThresholdEstimator
+from thinwire.compressors.shared.magnitudes import Magnitudes, magnitudes
 from thinwire.core import Compressor, ConfigError, Exchange, Exchanged, Layout, State, Step, UnitSpec, register
 
 LAWS = ("exponential", "gamma", "pareto")

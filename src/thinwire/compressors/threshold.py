@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.sparse import Sparsifier, check_density
+from thinwire.compressors.shared.sparse import Sparsifier, check_density
 from thinwire.core import Compressor, ConfigError, Step, UnitSpec, register
 from thinwire.kernels import Selected
 from thinwire.precision import wire_format

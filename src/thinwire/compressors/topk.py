@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.sparse import Sparsifier, check_density, kept
+from thinwire.compressors.shared.sparse import Sparsifier, check_density, kept
 from thinwire.core import Compressor, ConfigError, Step, UnitSpec, memory, register
 from thinwire.kernels import Selected
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.compressors.sub_units import device_of
+from thinwire.compressors.shared.sub_units import device_of
 from thinwire.core import UnitSpec, memory
 from thinwire.core.blocks import aligned_elems, to_blocks
 

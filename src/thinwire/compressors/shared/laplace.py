@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from thinwire.compressors.blockwise import Blockwise
+from thinwire.compressors.shared.blockwise import Blockwise
 from thinwire.core.errors import ConfigError
 from thinwire.precision.formats import Width, WireFormat
 from thinwire.precision.types import Encoded, store

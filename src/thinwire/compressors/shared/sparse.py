@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.places import FlatPlaces, Places
+from thinwire.compressors.shared.places import FlatPlaces, Places
 from thinwire.core import Codec, ConfigError, Payload, PayloadError, Schedule, Step, UnitSpec, memory
 from thinwire.kernels import Selected
 from thinwire.precision import positions, wire_format

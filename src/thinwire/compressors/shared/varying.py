@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.compressors.sparse import Sparsifier
+from thinwire.compressors.shared.sparse import Sparsifier
 from thinwire.core import AllGather, ConfigError, Payload, Request, Step
 from thinwire.kernels import Selected
 from thinwire.precision import wire_format

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.sub_units import device_of
+from thinwire.compressors.shared.sub_units import device_of
 from thinwire.core import State, UnitSpec
 from thinwire.kernels import Selected
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from thinwire.compressors.dense import Dense
-from thinwire.compressors.laplace import LaplaceValues
+from thinwire.compressors.shared.laplace import LaplaceValues
 from thinwire.core import Compressor, ConfigError, Exchange, Exchanged, Step, UnitSpec, memory
 from thinwire.core.registry import compressor_class
 from thinwire.precision import wire_format

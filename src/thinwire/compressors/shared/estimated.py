@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.magnitudes import below_largest
-from thinwire.compressors.sparse import check_density, kept
-from thinwire.compressors.varying import VaryingSparsifier
+from thinwire.compressors.shared.magnitudes import below_largest
+from thinwire.compressors.shared.sparse import check_density, kept
+from thinwire.compressors.shared.varying import VaryingSparsifier
 from thinwire.core import Step, UnitSpec
 from thinwire.kernels import Selected
 

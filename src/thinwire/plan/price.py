@@ -1,0 +1,188 @@
+"""What a step costs with a given compressor and fusion: bytes, memory, and the simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from thinwire.compressors.dense import Dense
+from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
+from thinwire.fusion import Curve, Groups, Profile, TensorProfile, parse_fusion
+from thinwire.plan.cluster import Cluster
+from thinwire.plan.codecs import CodecCost, prepared
+from thinwire.plan.collectives import Kind
+from thinwire.plan.model import ModelProfile
+from thinwire.plan.network import Network
+from thinwire.plan.step import GroupWork, Message, Simulated, simulate_groups
+
+DENSE = "dense"
+_SAMPLED_SIZES = tuple(float(4**exponent) for exponent in range(4, 15))
+
+
+@dataclass(frozen=True)
+class Price:
+    """A compressor and a fusion, priced.
+
+    Args:
+        step_s: forward, backward with the exchange, optimizer.
+        wire_bytes: sent by one rank.
+        memory_bytes: of what the compressor keeps between steps.
+        messages: collectives of one step.
+    """
+
+    spec: str
+    fuse: str
+    step_s: float
+    wire_bytes: int
+    memory_bytes: int
+    messages: int
+    simulated: Simulated
+
+
+@dataclass(frozen=True)
+class Pricer:
+    """A model on a cluster. Everything is a pure function of these four.
+
+    Args:
+        measured: the profile, on whatever machine; its times are scaled to the cluster's cores.
+        codecs: by spec; ``dense`` must be among them.
+    """
+
+    measured: ModelProfile
+    network: Network
+    codecs: Mapping[str, CodecCost]
+    cluster: Cluster
+
+    def __post_init__(self) -> None:
+        if DENSE not in self.codecs:
+            raise ConfigError("the probe has no 'dense' among its compressors; it is what all others are compared with")
+        if self.network.world_size != self.cluster.world_size:
+            raise ConfigError(
+                f"the network is for {self.network.world_size} ranks and the cluster has {self.cluster.world_size}; "
+                "use network_at(network, world_size)"
+            )
+
+    @cached_property
+    def profile(self) -> ModelProfile:
+        """As it would be measured on this cluster's cores."""
+        return self.measured.scaled(self.cluster.slowdown / self.measured.slowdown)
+
+    @property
+    def floor_s(self) -> float:
+        """The step without any communication."""
+        return self.profile.compute_s
+
+    def price(self, spec: str, fuse: str) -> Price:
+        """Simulate one step."""
+        if spec not in self.codecs:
+            raise ConfigError(f"{spec!r} was not measured; the probe has {', '.join(sorted(self.codecs))}")
+        profile, compressor = self.profile, prepared(spec)
+        works = self._works(spec, compressor, self._groups(spec, compressor, fuse))
+        simulated = simulate_groups([*works, self._agreement()], profile.backward_s, self.cluster)
+        return Price(
+            spec=spec,
+            fuse=fuse,
+            step_s=profile.forward_s + simulated.finish_s + profile.optimizer_s,
+            wire_bytes=wire_bytes(profile.specs, compressor, self.cluster.world_size),
+            memory_bytes=memory_bytes(profile.specs, compressor),
+            messages=sum(len(messages) for work in works for messages in work.rounds),
+            simulated=simulated,
+        )
+
+    def _groups(self, spec: str, compressor: Compressor, fuse: str) -> Groups:
+        """The planner's groups; what stays dense because it is small travels with the last one, as in training."""
+        specs = self.profile.specs
+        small = [tensor for tensor in specs if isinstance(compressor.route(tensor), Dense)]
+        if len(small) == len(specs):
+            small = []
+        fused = [one for one in self.profile.tensors if one.tensor not in small]
+        planner = parse_fusion(fuse)
+        if planner.needs_profile:
+            groups = planner.plan(self._fusion_profile(spec, compressor, fused))
+        else:
+            groups = planner([one.tensor for one in fused])
+        return [*groups[:-1], (*groups[-1], *small)]
+
+    def _fusion_profile(self, spec: str, compressor: Compressor, fused: Sequence[TensorProfile]) -> Profile:
+        """The step in the words of the fusion planners: one encode time by elements, one message time by bytes."""
+        cost, world_size = self.codecs[spec], self.cluster.world_size
+        tensors = tuple(one.tensor for one in fused)
+        density, elems = density_of(compressor), sum(tensor.numel for tensor in tensors)
+        shares = [entry for one in cost.rounds for entry in one]
+        return Profile(
+            tensors=tuple(fused),
+            encode=Curve(tuple((n, sum(cost.stage_s(n, world_size))) for n in _SAMPLED_SIZES)),
+            message=Curve(tuple((n, sum(self._message(k, s * n).wire_s for k, s in shares)) for n in _SAMPLED_SIZES)),
+            density=density,
+            bytes_per_elem=max(wire_bytes(tensors, compressor, world_size) / (elems * density), 1e-3),
+            message_cost_s=self._stolen_s(shares),
+        )
+
+    def _stolen_s(self, shares: Sequence[tuple[Kind, float]]) -> float:
+        """By how much the messages of one more group delay backward, whatever their size."""
+        stolen = self.cluster.busy_slowdown - self.cluster.slowdown
+        return stolen * sum(self.network.cpu_s(kind, 0.0) for kind, _ in shares)
+
+    def _works(self, spec: str, compressor: Compressor, groups: Groups) -> list[GroupWork]:
+        ready_s = {one.tensor: one.ready_s for one in self.profile.tensors}
+        works, previous_s = [], 0.0
+        for group in groups:
+            # A group is submitted only after those before it.
+            previous_s = max(previous_s, *(ready_s[tensor] for tensor in group))
+            works.append(self._work(spec, compressor, group, previous_s))
+        return works
+
+    def _work(self, spec: str, compressor: Compressor, group: Sequence[TensorSpec], ready_s: float) -> GroupWork:
+        """The units of a group run side by side: their stages add up, their messages of a round are merged by kind."""
+        world_size = self.cluster.world_size
+        stages_s: list[float] = []
+        rounds: list[dict[Kind, float]] = []
+        for chosen, tensors in units_of(group, compressor).items():
+            unit, cost = UnitSpec(tensors), self.codecs[DENSE if isinstance(chosen, Dense) else spec]
+            sent_bytes = chosen.wire_bytes(unit, world_size)
+            rounds += [{} for _ in range(len(cost.rounds) - len(rounds))]
+            stages_s += [0.0] * (len(cost.rounds) + 1 - len(stages_s))
+            for stage, seconds in enumerate(cost.stage_s(unit.numel, world_size)):
+                stages_s[stage] += seconds
+            for merged, entries in zip(rounds, cost.rounds, strict=False):
+                for kind, share in entries:
+                    merged[kind] = merged.get(kind, 0.0) + share * sent_bytes
+        messages = tuple(tuple(self._message(kind, n) for kind, n in merged.items()) for merged in rounds)
+        return GroupWork(ready_s, tuple(stages_s), messages)
+
+    def _agreement(self) -> GroupWork:
+        """What ends a step: one byte per tensor is gathered."""
+        sent_bytes = (self.cluster.world_size - 1) * (1 + len(self.measured.tensors))
+        return GroupWork(self.profile.backward_s, (0.0, 0.0), ((self._message("all_gather", sent_bytes),),))
+
+    def _message(self, kind: Kind, sent_bytes: float) -> Message:
+        return Message(self.network.message_s(kind, sent_bytes), self.network.cpu_s(kind, sent_bytes), sent_bytes)
+
+
+def units_of(tensors: Sequence[TensorSpec], compressor: Compressor) -> dict[Compressor, tuple[TensorSpec, ...]]:
+    """Tensors by the compressor that routing gives them."""
+    units: dict[Compressor, tuple[TensorSpec, ...]] = {}
+    for tensor in tensors:
+        chosen = compressor.route(tensor)
+        units[chosen] = (*units.get(chosen, ()), tensor)
+    return units
+
+
+def wire_bytes(tensors: Sequence[TensorSpec], compressor: Compressor, world_size: int) -> int:
+    """What one rank sends in one step."""
+    units = units_of(tensors, compressor)
+    return sum(chosen.wire_bytes(UnitSpec(members), world_size) for chosen, members in units.items())
+
+
+def memory_bytes(tensors: Sequence[TensorSpec], compressor: Compressor) -> int:
+    """What the compressor keeps between steps, mostly residuals; fp32."""
+    routed = ((compressor.route(tensor), tensor) for tensor in tensors)
+    return sum(4 * layout.numel(tensor) for chosen, tensor in routed for layout in chosen.layout().values())
+
+
+def density_of(compressor: Compressor) -> float:
+    """The density of a sparsifier, also inside wrappers; 1 for everything else."""
+    if isinstance(compressor, Wrapper):
+        return density_of(compressor.inner)
+    return float(getattr(compressor, "density", 1.0))

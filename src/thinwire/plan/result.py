@@ -1,0 +1,145 @@
+"""A plan: what to use, what it is predicted to do, and why everything else was not taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from thinwire.core import ConfigError
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One compressor with its best fusion.
+
+    Args:
+        relative_error: ‖g - C(g)‖² / ‖g‖².
+        verdict: ``chosen``, or why it was not.
+    """
+
+    compress: str
+    fuse: str
+    step_s: float
+    wire_bytes: int
+    memory_bytes: int
+    messages: int
+    relative_error: float
+    allowed: bool
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The outcome of ``choose``; ``attach`` takes ``compress`` and ``fuse`` as they are.
+
+    Args:
+        step_s: predicted; ``floor_s`` without communication, ``dense_s`` with plain averaging at its best fusion.
+        candidates: everything that was priced, fastest first.
+        reasons: sentences.
+        spans: the predicted step, as fields of ``comm.trace.Span``.
+        sweep: for each link rate (bit/s), the predicted step of each compressor.
+    """
+
+    compress: str
+    fuse: str
+    quality: str
+    world_size: int
+    step_s: float
+    floor_s: float
+    dense_s: float
+    reasons: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    roofline: Mapping[str, Any] = field(default_factory=dict)
+    spans: tuple[Mapping[str, Any], ...] = ()
+    sweep: tuple[Mapping[str, Any], ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    date: str = ""
+
+    @property
+    def speedup(self) -> float:
+        """Predicted, over dense."""
+        return self.dense_s / self.step_s
+
+    def explain(self, width: int = 120) -> str:
+        """The plan as text: what and why, then every candidate."""
+        text = StringIO()
+        Console(width=width, file=text, color_system=None).print(self.renderable())
+        return text.getvalue()
+
+    def renderable(self) -> Group:
+        """The plan for a rich console."""
+        head = Text.assemble((f"{self.compress}", "bold"), f", fuse={self.fuse}: ", *_figures(self))
+        return Group(head, *(Text(f"  {reason}") for reason in self.reasons), _table(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values with a version."""
+        return {"version": VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Plan:
+        """What ``to_json`` described.
+
+        Raises:
+            ConfigError: written by another version, or no plan at all.
+        """
+        if values.get("version") != VERSION or "candidates" not in values:
+            raise ConfigError(f"this is no plan of version {VERSION} (it says {values.get('version')!r}); plan again")
+        rest = {key: value for key, value in values.items() if key != "version"}
+        lists = {key: tuple(rest[key]) for key in ("reasons", "spans", "sweep")}
+        return cls(**{**rest, **lists, "candidates": tuple(Candidate(**one) for one in rest["candidates"])})
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Read what ``save`` wrote."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read the plan {path}: {error}") from error
+        return cls.from_json(values)
+
+
+def _figures(plan: Plan) -> list[str]:
+    floor = f"{plan.step_s / plan.floor_s:.2f} × the floor ({1e3 * plan.floor_s:.1f} ms)"
+    faster = f", {plan.speedup:.2f} × faster than dense ({1e3 * plan.dense_s:.1f} ms)"
+    return [f"{1e3 * plan.step_s:.1f} ms predicted, {floor}", "" if plan.compress == "dense" else faster]
+
+
+def _table(plan: Plan) -> Table:
+    table = Table(title=f"{plan.world_size} ranks, quality={plan.quality!r}", title_justify="left")
+    table.add_column("compress")
+    table.add_column("fuse", no_wrap=True)
+    for heading in ("step ms", "× floor", "× dense", "MB sent", "error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("verdict")
+    for one in plan.candidates:
+        style = "bold green" if one.compress == plan.compress else "" if one.allowed else "dim"
+        table.add_row(*map(Text, _cells(plan, one)), style=style)
+    return table
+
+
+def _cells(plan: Plan, one: Candidate) -> list[str]:
+    return [
+        one.compress,
+        one.fuse,
+        f"{1e3 * one.step_s:.0f}",
+        f"{one.step_s / plan.floor_s:.2f}",
+        f"{plan.dense_s / one.step_s:.2f}",
+        f"{one.wire_bytes / 1e6:.2f}",
+        f"{one.relative_error:.1e}",
+        one.verdict,
+    ]

@@ -1,0 +1,142 @@
+"""The step simulator: thinwire's scheduler on paper.
+
+One communication thread works off the groups in ready order: encode, start the first round, then give every older group its
+replies and start its next round, oldest first (``comm.scheduler``). One wire carries the messages in the order in which they
+were started. Work of that thread, and of the network stack, takes processor time; where ranks share cores it delays
+backward (``plan.cluster``), so gradients are ready later than they were without communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from thinwire.comm.trace import Span
+from thinwire.plan.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective."""
+
+    wire_s: float
+    cpu_s: float = 0.0
+    sent_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class GroupWork:
+    """A fusion group before it is scheduled.
+
+    Args:
+        ready_s: when its last gradient is there, after the start of backward.
+        stages_s: processor seconds before the first round, between rounds, and after the last: one more than rounds.
+        rounds: the messages of each round.
+    """
+
+    ready_s: float
+    stages_s: tuple[float, ...]
+    rounds: tuple[tuple[Message, ...], ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.stages_s) == len(self.rounds) + 1
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A simulated exchange; times count from the start of backward."""
+
+    spans: tuple[Span, ...]
+    backward_s: float
+    finish_s: float
+
+    @property
+    def wait_s(self) -> float:
+        """How long training stands still after backward."""
+        return self.finish_s - self.backward_s
+
+
+@dataclass
+class _Live:
+    index: int
+    work: GroupWork
+    started: int = 0  # rounds
+    arrives_s: float = 0.0
+
+
+@dataclass
+class _Clock:
+    """The state of the simulation."""
+
+    backward_s: float
+    slowdown: float
+    busy_slowdown: float
+    thread_s: float = 0.0
+    wire_free_s: float = 0.0
+    delay_s: float = 0.0
+    spans: list[Span] = field(default_factory=list)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether backward is still running."""
+        return self.thread_s < self.backward_s + self.delay_s
+
+    def compute(self, seconds: float, live: _Live) -> None:
+        """Processor time of the communication thread."""
+        began_s = self.thread_s
+        if self.overlaps:
+            self.thread_s += self.busy_slowdown * seconds
+            self.delay_s += (self.busy_slowdown - self.slowdown) * seconds
+        else:
+            self.thread_s += self.slowdown * seconds
+        activity = "decode" if live.started else "encode"
+        self.spans.append(Span(activity, began_s, self.thread_s, live.index))  # type: ignore[arg-type]
+
+    def send(self, messages: Sequence[Message], live: _Live) -> None:
+        """Start a round behind whatever is on the wire."""
+        for message in messages:
+            stolen_s = (self.busy_slowdown - self.slowdown) * message.cpu_s if self.overlaps else 0.0
+            self.delay_s += stolen_s
+            began_s = max(self.thread_s, self.wire_free_s)
+            self.wire_free_s = began_s + message.wire_s + stolen_s
+            self.spans.append(Span("wire", began_s, self.wire_free_s, live.index, int(message.sent_bytes)))
+        live.arrives_s = self.wire_free_s
+        live.started += 1
+
+
+def simulate_groups(groups: Sequence[GroupWork], backward_s: float, cluster: Cluster) -> Simulated:
+    """Play one exchange.
+
+    Args:
+        groups: in ready order; as the last one, what ends a step (the agreement over the ranks).
+        backward_s: as measured without communication, with ``cluster.slowdown`` in it.
+    """
+    clock = _Clock(backward_s, cluster.slowdown, cluster.busy_slowdown)
+    live: list[_Live] = []
+    for index, work in enumerate(groups):
+        clock.thread_s = max(clock.thread_s, work.ready_s + clock.delay_s)
+        group = _Live(index, work)
+        older = list(live)
+        clock.compute(work.stages_s[0], group)
+        if work.rounds:
+            clock.send(work.rounds[0], group)
+            live.append(group)
+        _resume(older, live, clock)
+    while live:
+        _resume(list(live), live, clock)
+    end_s = clock.backward_s + clock.delay_s
+    spans = (Span("backward", 0.0, end_s), *clock.spans)
+    finish_s = max(end_s, clock.thread_s)
+    if finish_s > end_s:
+        spans = (*spans, Span("wait", end_s, finish_s))
+    return Simulated(spans, end_s, finish_s)
+
+
+def _resume(chosen: Sequence[_Live], live: list[_Live], clock: _Clock) -> None:
+    for group in chosen:
+        clock.thread_s = max(clock.thread_s, group.arrives_s)
+        clock.compute(group.work.stages_s[group.started], group)
+        if group.started < len(group.work.rounds):
+            clock.send(group.work.rounds[group.started], group)
+        else:
+            live.remove(group)

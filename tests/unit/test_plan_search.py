@@ -1,0 +1,225 @@
+"""Choosing: dense where nothing helps, fewer bytes where they do, and budgets that hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import thinwire.api  # noqa: F401  (fills the registry)
+from thinwire.core import ConfigError, TensorSpec, make
+from thinwire.fusion import Curve, TensorProfile
+from thinwire.plan import (
+    Budget,
+    Cluster,
+    CodecCost,
+    Link,
+    ModelProfile,
+    Noise,
+    Plan,
+    Pricer,
+    candidate_specs,
+    choose,
+    network_of_link,
+)
+from thinwire.plan.collectives import Kind
+from thinwire.plan.roofline import roofline
+from thinwire.plan.roofs import Roofs
+from thinwire.plan.search import error_limit
+from thinwire.plan.sweep import sweep_rates
+
+CLUSTER = Cluster(world_size=4, cores=8)
+SLOW, FAST = Link(50e6, 1e-3), Link(100e9, 1e-6)
+LAYERS = 12
+
+
+def model(noise: float | None = 4.0) -> ModelProfile:
+    specs = [TensorSpec(f"layer{i}.weight", (256, 256)) for i in reversed(range(LAYERS))] + [TensorSpec("bias", (256,))]
+    tensors = tuple(TensorProfile(spec, 0.005 * (i + 1)) for i, spec in enumerate(specs))
+    return ModelProfile(
+        tensors=tensors,
+        forward_s=0.03,
+        backward_s=0.07,
+        optimizer_s=0.005,
+        flops=2e9,
+        memory_bytes=3e7,
+        batch=8,
+        noise={} if noise is None else {spec.fqn: Noise(1.0, noise) for spec in specs},
+    )
+
+
+def codec(rounds: list[Kind], seconds_per_elem: float, error: float) -> CodecCost:
+    line = Curve(((1.0, 1e-5), (1e6, 1e-5 + 1e6 * seconds_per_elem)))
+    stages = (line,) * (len(rounds) + 1)
+    return CodecCost(tuple(((kind, 1 / len(rounds)),) for kind in rounds), {2: stages, 8: stages}, error)
+
+
+CODECS = {
+    "dense": codec(["all_reduce"], 1e-10, 0.0),
+    "bf16": codec(["all_to_all", "all_gather"], 1e-9, 3e-6),
+    "int8": codec(["all_to_all", "all_gather"], 1e-9, 5e-5),
+    "int4": codec(["all_to_all", "all_gather"], 1e-9, 0.012),
+    "topk(density=0.01)": codec(["all_gather"], 2e-9, 0.9),
+}
+
+
+def plan_on(link: Link, budget: Budget | None = None, profile: ModelProfile | None = None) -> Plan:
+    return choose(profile or model(), network_of_link(link, 4), CODECS, CLUSTER, budget=budget)
+
+
+def test_dense_wins_where_the_network_is_no_problem() -> None:
+    plan = plan_on(FAST)
+    assert plan.compress == "dense"
+    assert "best sent as they are" in " ".join(plan.reasons)
+
+
+def test_fewer_bytes_win_on_a_slow_link() -> None:
+    plan = plan_on(SLOW)
+    assert plan.compress == "int4"
+    assert plan.speedup > 2
+    assert plan.floor_s <= plan.step_s < plan.dense_s
+
+
+@pytest.mark.parametrize(("quality", "chosen"), [("exact", "bf16"), ("safe", "int4"), ("fast", "topk(density=0.01)")])
+def test_quality_bounds_the_error(quality: str, chosen: str) -> None:
+    budget = Budget(quality=quality, experimental=True)  # type: ignore[arg-type]
+    assert plan_on(Link(10e6, 1e-4), budget).compress == chosen
+
+
+def test_experimental_methods_only_when_asked() -> None:
+    plan = plan_on(Link(10e6, 1e-4), Budget(quality="fast"))
+    assert plan.compress == "int4"
+    assert "topk(density=0.01)" not in [one.compress for one in plan.candidates]
+    assert "topk" not in " ".join(candidate_specs())
+    assert any(spec.startswith("topk") for spec in candidate_specs(experimental=True))
+    assert candidate_specs()[0] == "dense"
+
+
+def test_every_candidate_can_be_read_back() -> None:
+    specs = candidate_specs(experimental=True)
+    assert [str(make(spec)) for spec in specs] == specs
+    assert "topk(density=0.01) | int8" in specs  # precision is searched too
+    assert len(set(specs)) == len(specs)
+
+
+def test_memory_is_a_budget() -> None:
+    """int4 keeps a residual of 4 bytes per element, int8 nothing."""
+    plan = plan_on(SLOW, Budget(memory_bytes=1000))
+    assert plan.compress == "int8"
+    int4 = next(one for one in plan.candidates if one.compress == "int4")
+    assert int4.memory_bytes == 4 * LAYERS * 256 * 256
+    assert not int4.allowed
+    assert "allowed 0.0 MB" in int4.verdict
+
+
+def test_the_noise_allows_more_than_the_fixed_limit() -> None:
+    assert error_limit(model(noise=None), "safe") == 0.05
+    assert error_limit(model(noise=9.0), "safe") == pytest.approx(0.09)  # a tenth of nine tenths
+    assert error_limit(model(noise=0.01), "safe") == 0.05
+    assert error_limit(model(), "fast") is None
+
+
+def test_measured_errors_come_before_those_of_gaussian_numbers() -> None:
+    bad = {tensor.fqn: 0.5 for tensor in model().specs}
+    plan = plan_on(SLOW, profile=replace(model(), errors={"int4": bad}))
+    assert plan.compress == "int8"
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.floats(min_value=1e6, max_value=1e11),
+    st.floats(min_value=0, max_value=5e-3),
+    st.sampled_from(["exact", "safe", "fast"]),
+)
+def test_never_predicted_slower_than_dense(bits_per_s: float, latency_s: float, quality: str) -> None:
+    plan = plan_on(Link(bits_per_s, latency_s), Budget(quality=quality, experimental=True))  # type: ignore[arg-type]
+    assert plan.step_s <= plan.dense_s
+    assert plan.step_s >= plan.floor_s
+    allowed = [one for one in plan.candidates if one.allowed]
+    assert plan.step_s <= 1.03 * min(one.step_s for one in allowed) + 1e-12
+
+
+def test_the_same_numbers_give_the_same_plan() -> None:
+    one, other = plan_on(SLOW), plan_on(SLOW)
+    assert replace(one, date="") == replace(other, date="")
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    plan = choose(model(), network_of_link(SLOW, 4), CODECS, CLUSTER, roofs=Roofs(1e11, 1e10), facts={"link": "slow"})
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no plan"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_explain_names_the_choice_and_every_reason() -> None:
+    plan = plan_on(SLOW)
+    text = plan.explain(width=160)
+    assert text.startswith("int4, fuse=")
+    for reason in plan.reasons:
+        assert reason in text
+    for one in plan.candidates:
+        assert one.verdict in text
+    assert "× the floor" in text
+
+
+def test_shared_cores_make_a_step_longer() -> None:
+    shared = Cluster(world_size=4, ranks_per_machine=4, cores=2)
+    at_home = replace(model(), slowdown=2.0)  # measured where ranks share cores already
+    network = network_of_link(SLOW, 4, cpu={"all_reduce": Curve(((1.0, 0.001),)), "all_gather": Curve(((1.0, 0.001),))})
+    alone, crowded = (
+        Pricer(profile, network, CODECS, cluster).price("dense", "auto")
+        for profile, cluster in ((model(), CLUSTER), (at_home, shared))
+    )
+    assert crowded.step_s > alone.step_s
+    assert Pricer(at_home, network, CODECS, shared).floor_s == pytest.approx(model().compute_s)
+    assert Pricer(model(), network, CODECS, shared).floor_s == pytest.approx(2 * model().compute_s)
+
+
+@pytest.mark.parametrize("fuse", ["auto", "none", "1MiB", "safusion", "optimal"])
+def test_bytes_do_not_depend_on_the_fusion(fuse: str) -> None:
+    pricer = Pricer(model(), network_of_link(SLOW, 4), CODECS, CLUSTER)
+    price = pricer.price("int4", fuse)
+    assert price.wire_bytes == pricer.price("int4", "auto").wire_bytes
+    sent = sum(span.sent_bytes for span in price.simulated.spans if span.activity == "wire")
+    agreement = 3 * (1 + LAYERS + 1)
+    assert sent == pytest.approx(price.wire_bytes + agreement, rel=0.01, abs=100 * price.messages)
+
+
+def test_mistakes_are_messages() -> None:
+    network = network_of_link(SLOW, 4)
+    with pytest.raises(ConfigError, match="quality"):
+        Budget(quality="best")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'dense'"):
+        Pricer(model(), network, {}, CLUSTER)
+    with pytest.raises(ConfigError, match="network_at"):
+        Pricer(model(), network, CODECS, Cluster(world_size=8))
+    with pytest.raises(ConfigError, match="not measured"):
+        Pricer(model(), network, CODECS, CLUSTER).price("sign", "auto")
+
+
+def test_a_sweep_goes_from_compressed_to_dense() -> None:
+    rows = sweep_rates(model(), network_of_link(SLOW, 4), CODECS, CLUSTER, 1e-4)
+    winners = [row["winner"] for row in rows]
+    assert winners[0] == "int4"
+    assert winners[-1] == "dense"
+    dense_s = [row["step_s"]["dense"] for row in rows]
+    assert dense_s == sorted(dense_s, reverse=True)
+
+
+def test_the_roofline_turns_at_the_batch_that_balances_it() -> None:
+    line = roofline(model(), Roofs(1e12, 1e12), wire_bytes=1e6, network_bytes_per_s=1e6)
+    assert line.binding == "network"
+    assert line.attainable == pytest.approx(2e9)  # one step per second
+    larger = replace(model(), flops=2e9 * line.turning_batch / 8, forward_s=0.03 * line.turning_batch / 8)
+    larger = replace(larger, backward_s=0.07 * line.turning_batch / 8)
+    balanced = roofline(larger, Roofs(1e12, 1e12), wire_bytes=1e6, network_bytes_per_s=1e6)
+    assert balanced.network == pytest.approx(balanced.achieved)
+    faster = roofline(model(), Roofs(1e12, 1e12), 1e6, line.turning_bytes_per_s)
+    assert faster.network == pytest.approx(faster.achieved)
+    assert roofline(model(), Roofs(1.0, 1e12), 1e6, 1e6).binding == "compute"
+    assert roofline(model(), Roofs(1e12, 1.0), 1e6, 1e6).binding == "memory"
