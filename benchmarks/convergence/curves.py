@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from benchmarks.convergence.grid import topk
+from benchmarks.convergence.grid import by_update, topk
 from benchmarks.convergence.results import Results
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.convergence.train import OURS, STOCK
@@ -15,6 +15,7 @@ WIDTH, HEIGHT, MARGIN = 640, 360, 50
 LINES = (
     ("dense", STOCK, "#222222", ""),
     ("int4", STOCK, "#1f77b4", ""),
+    (by_update(0.05), OURS, "#9467bd", ""),
     (topk(0.05), OURS, "#2ca02c", ""),
     (topk(0.05), STOCK, "#2ca02c", "5 4"),
     (topk(0.01), OURS, "#d62728", ""),

@@ -36,12 +36,15 @@ def grid(tasks: list[str], steps: int) -> list[Run]:
     runs = [run for name in small for run in _essential(name)]
     runs += [run for name in small for run in _more_seeds(name)]
     runs += [run for name in ABLATION_TASKS if name in tasks for run in _ablation(name, ABLATION_DENSITIES[:1])]
+    if MAIN_TASK in tasks:
+        runs += [Run(task=MAIN_TASK, compress=by_update(density), optimizer=OURS) for density in DENSITIES]
+        runs += _rates()
     runs += [run for name in tasks for run in _essential(name)]
     if MAIN_TASK in tasks:
         runs += _ablation(MAIN_TASK, ABLATION_DENSITIES)
     runs += [run for name in tasks for run in _of_task(name)]
     if MAIN_TASK in tasks:
-        runs += [*_rates(), *_clipped()]
+        runs += _clipped()
     return list(dict.fromkeys(replace(run, steps=steps) for run in runs))
 
 
@@ -59,6 +62,7 @@ def _essential(name: str) -> Iterator[Run]:
     """Dense, 4-bit, and one density with either optimizer: what the claim is about."""
     yield Run(task=name, compress="dense")
     yield Run(task=name, compress=by_update(0.05), optimizer=OURS)
+    yield Run(task=name, compress=by_update(0.05), optimizer=STOCK)
     yield Run(task=name, compress=topk(0.05), optimizer=OURS)
     yield Run(task=name, compress=topk(0.05), optimizer=STOCK)
     yield Run(task=name, compress="int4")
@@ -90,6 +94,7 @@ def _rates() -> Iterator[Run]:
     """Everybody gets the learning rate that suits it."""
     for factor in LR_FACTORS:
         yield Run(task=MAIN_TASK, compress="dense", lr_factor=factor)
+        yield Run(task=MAIN_TASK, compress=by_update(0.05), optimizer=OURS, lr_factor=factor)
         for optimizer in (OURS, STOCK):
             yield Run(task=MAIN_TASK, compress=topk(0.05), optimizer=optimizer, lr_factor=factor)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.convergence.grid import ABLATION_DENSITIES, CLIP, DENSITIES, LARGE_TASK, LR_FACTORS, MAIN_TASK, topk
+from benchmarks.convergence.grid import CLIP, DENSITIES, LARGE_TASK, LR_FACTORS, MAIN_TASK, WARMUP, by_update, topk
 from benchmarks.convergence.results import ANY, Result, Results
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.convergence.train import OURS, STOCK
@@ -15,6 +15,8 @@ from benchmarks.convergence.variants import VARIANTS
 
 STOCK_DDP = "stock DDP"  # as `thinwire bench step` calls it; its loss is that of the dense wire
 SELECTORS = ("topk", "adtopk", "bank")
+COMPARED = (("dense", STOCK), (by_update(0.05), OURS), (topk(0.05), OURS), (topk(0.05), STOCK))
+ABLATED = ((MAIN_TASK, 0.05), ("shakespeare", 0.05), (MAIN_TASK, 0.01))
 
 
 def report(results: Results, step_times: Path | None) -> str:
@@ -41,14 +43,12 @@ def _main(results: Results, task: str) -> str:
     dense = results.loss(task=task, compress="dense")
     rows = [["dense, stock AdamW", _cell(dense, None), "", ""]]
     rows.append(["int4, stock AdamW", _cell(results.loss(task=task, compress="int4"), dense), "", ""])
-    for selector in SELECTORS:
-        for density in DENSITIES:
-            found = {
-                who: results.find(task=task, compress=topk(density, selector), optimizer=who) for who in (STOCK, OURS)
-            }
-            if any(found.values()):
-                cells = [_cell(found[who][0]["loss"] if found[who] else None, dense) for who in (STOCK, OURS)]
-                rows.append([topk(density, selector), *cells, _traffic(next(f[0] for f in found.values() if f))])
+    wires = [WARMUP, *map(by_update, DENSITIES), *(topk(d, selector) for selector in SELECTORS for d in DENSITIES)]
+    for wire in wires:
+        found = {who: results.find(task=task, compress=wire, optimizer=who) for who in (STOCK, OURS)}
+        if any(found.values()):
+            cells = [_cell(found[who][0]["loss"] if found[who] else None, dense) for who in (STOCK, OURS)]
+            rows.append([f"`{wire}`", *cells, _traffic(next(f[0] for f in found.values() if f))])
     head = ["wire", "stock AdamW", "thinwire.optim.AdamW", "values received per step"]
     return f"## {TASKS[task].label}\n\n{_table(head, rows)}"
 
@@ -61,18 +61,18 @@ def _seeds(results: Results) -> str:
     rows = []
     for task in results.tasks():
         row = [TASKS[task].label]
-        for wire, who in (("dense", STOCK), (topk(0.05), OURS), (topk(0.05), STOCK)):
+        for wire, who in COMPARED:
             losses = [result["loss"] for result in results.find(task=task, compress=wire, optimizer=who, seed=ANY)]
             row.append(", ".join(f"{loss:.3f}" for loss in losses))
         if "," in row[1]:
             rows.append(row)
-    head = ["task", "dense", "topk 0.05, ours", "topk 0.05, stock AdamW"]
+    head = ["task", "dense", "topk 0.05 by update, ours", "topk 0.05, ours", "topk 0.05, stock AdamW"]
     return f"## Seeds\n\n{_table(head, rows)}" if rows else ""
 
 
 def _rates(results: Results) -> str:
     rows = []
-    for wire, who in (("dense", STOCK), (topk(0.05), OURS), (topk(0.05), STOCK)):
+    for wire, who in COMPARED:
         losses = [results.loss(task=MAIN_TASK, compress=wire, optimizer=who, lr_factor=f) for f in LR_FACTORS]
         rows.append([f"{wire}, {who}", *(_cell(loss, None) for loss in losses)])
     base = TASKS[MAIN_TASK].learning_rate
@@ -82,13 +82,13 @@ def _rates(results: Results) -> str:
 
 def _ablation(results: Results) -> str:
     rows = []
-    dense = results.loss(task=MAIN_TASK, compress="dense")
+    dense = {task: results.loss(task=task, compress="dense") for task, _ in ABLATED}
     for label, name in (("as shipped: s²/a, cap 200, per element", OURS), *((name, name) for name in VARIANTS)):
-        losses = [results.loss(task=MAIN_TASK, compress=topk(d), optimizer=name) for d in ABLATION_DENSITIES]
-        rows.append([label, *(_cell(loss, dense) for loss in losses)])
-    head = ["form", *(f"top-k {density}" for density in ABLATION_DENSITIES)]
+        losses = {(t, d): results.loss(task=t, compress=topk(d), optimizer=name) for t, d in ABLATED}
+        rows.append([label, *(_cell(loss, dense[task]) for (task, _), loss in losses.items())])
+    head = ["form", *(f"{TASKS[task].label}, top-k {density}" for task, density in ABLATED)]
     found = any(cell for row in rows[1:] for cell in row[1:])
-    return f"## Ablation ({TASKS[MAIN_TASK].label})\n\n{_table(head, rows)}" if found else ""
+    return f"## Ablation\n\n{_table(head, rows)}" if found else ""
 
 
 def _habits(results: Results) -> str:

@@ -6,6 +6,7 @@ A case returns what must be the same on all ranks; what it must be is asserted i
 from __future__ import annotations
 
 import copy
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -208,3 +209,20 @@ def the_update_score_asks_the_optimizer(rank: Rank, engine: str) -> str:
     assert ends[0][0] == ends[1][0]
     assert ends[0][3] != ends[1][3]
     return ends[1][3]
+
+
+@CASES.plain
+def a_stock_optimizer_with_a_sparsifier_is_warned_about(rank: Rank, engine: str) -> list[int]:
+    """Once, on rank 0, with the name of the drop-in; not for our own, nor for what sends everything."""
+    counts = []
+    adamw, sgd = torch.optim.AdamW, torch.optim.SGD
+    for make, compress in ((adamw, SPARSE), (sgd, SPARSE), (AdamW, SPARSE), (adamw, "int4")):
+        model = seeded(Net)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            thinwire.attach(model, make(model.parameters(), lr=0.01), compress=compress).detach()
+        texts = [str(one.message) for one in caught if "how old the updates are" in str(one.message)]
+        assert all(f"thinwire.optim.{make.__name__}" in text for text in texts)
+        counts.append(len(texts))
+    assert counts == ([1, 1, 0, 0] if rank.index == 0 else [0, 0, 0, 0])
+    return []

@@ -49,8 +49,11 @@ class Wire(Protocol):
         """What the parameter received in the last step; None: all of it, one step old, as without a sparsifier."""
 
 
-# benchmarks/convergence, GPT of 1 M parameters
-_MEASURED_COST = "PENDING"
+# benchmarks/convergence: four tasks, 500 steps; the figures are in docs/optimizers.md.
+_MEASURED_COST = (
+    "at density 0.05 stock AdamW ended 5 to 10 % above dense's evaluation loss, thinwire.optim.AdamW with "
+    "topk(score='update') within about 2 %"
+)
 
 # Weak on both sides: a registered parameter or wire that nobody else holds is gone.
 _wires = WeakTensorKeyDictionary()
@@ -165,7 +168,7 @@ def warn_if_blind(optimizer: torch.optim.Optimizer, ages: Ages) -> None:
     kind = type(optimizer).__name__
     replacement = f"thinwire.optim.{kind}" if kind in ("AdamW", "SGD") else "thinwire.optim.AdamW"
     warnings.warn(
-        f"{kind} does not know how old the updates are that a sparsifier sends: {_MEASURED_COST}. Use {replacement} "
+        f"{kind} does not know how old the updates are that a sparsifier sends ({_MEASURED_COST}). Use {replacement} "
         "instead, or compress='int4', which sends everything; see docs/optimizers.md",
         stacklevel=3,
     )
