@@ -35,13 +35,12 @@ def grid(tasks: list[str], steps: int) -> list[Run]:
     small = [name for name in tasks if name != LARGE_TASK]
     runs = [run for name in small for run in _essential(name)]
     runs += [run for name in small for run in _more_seeds(name)]
-    runs += [run for name in ABLATION_TASKS if name in tasks for run in _ablation(name, ABLATION_DENSITIES[:1])]
-    if MAIN_TASK in tasks:
-        runs += [Run(task=MAIN_TASK, compress=by_update(density), optimizer=OURS) for density in DENSITIES]
-        runs += _rates()
     runs += [run for name in tasks for run in _essential(name)]
     if MAIN_TASK in tasks:
-        runs += _ablation(MAIN_TASK, ABLATION_DENSITIES)
+        runs += _ablation(MAIN_TASK, ABLATION_DENSITIES[:1])
+        runs += [Run(task=MAIN_TASK, compress=by_update(density), optimizer=OURS) for density in DENSITIES]
+        runs += _rates()
+    runs += [run for name in ABLATION_TASKS if name in tasks for run in _ablation(name, ABLATION_DENSITIES)]
     runs += [run for name in tasks for run in _of_task(name)]
     if MAIN_TASK in tasks:
         runs += _clipped()
