@@ -85,6 +85,7 @@ def _more_seeds(name: str) -> Iterator[Run]:
     for seed in SEEDS[1:]:
         yield Run(task=name, compress="dense", seed=seed)
         yield Run(task=name, compress=by_update(0.05), optimizer=OURS, seed=seed)
+        yield Run(task=name, compress=WARMUP, optimizer=OURS, seed=seed)
         yield Run(task=name, compress=topk(0.05), optimizer=OURS, seed=seed)
         yield Run(task=name, compress=topk(0.05), optimizer=STOCK, seed=seed)
 

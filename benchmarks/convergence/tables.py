@@ -15,7 +15,7 @@ from benchmarks.convergence.variants import VARIANTS
 
 STOCK_DDP = "stock DDP"  # as `thinwire bench step` calls it; its loss is that of the dense wire
 SELECTORS = ("topk", "adtopk", "bank")
-COMPARED = (("dense", STOCK), (by_update(0.05), OURS), (topk(0.05), OURS), (topk(0.05), STOCK))
+COMPARED = (("dense", STOCK), (WARMUP, OURS), (by_update(0.05), OURS), (topk(0.05), OURS), (topk(0.05), STOCK))
 ABLATED = ((MAIN_TASK, 0.05), ("shakespeare", 0.05), (MAIN_TASK, 0.01))
 
 
@@ -66,7 +66,14 @@ def _seeds(results: Results) -> str:
             row.append(", ".join(f"{loss:.3f}" for loss in losses))
         if "," in row[1]:
             rows.append(row)
-    head = ["task", "dense", "topk 0.05 by update, ours", "topk 0.05, ours", "topk 0.05, stock AdamW"]
+    head = [
+        "task",
+        "dense",
+        "topk 0.05 by update after warm-up, ours",
+        "topk 0.05 by update, ours",
+        "topk 0.05, ours",
+        "topk 0.05, stock AdamW",
+    ]
     return f"## Seeds\n\n{_table(head, rows)}" if rows else ""
 
 

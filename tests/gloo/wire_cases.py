@@ -17,6 +17,8 @@ from thinwire.core import Compressor, Exchange, Exchanged, Step, make
 from thinwire.feedback import with_feedback
 
 STEPS = 2
+# Their sums are not exact, and from three ranks on gloo adds in another order than the simulator.
+INEXACT = ("powersgd", "acp", "mipd", "hypernet")
 CASES: dict[str, Case] = {}
 
 
@@ -69,8 +71,8 @@ def reproduces_simulator(compressor: Compressor, rank: Rank, world: int) -> None
 def _compare(compressor: Compressor, got: Exchanged, expected: Exchanged, world_size: int) -> None:
     pairs = [(got.mean, expected.mean), *((got.state[key], value) for key, value in expected.state.items())]
     for one, other in pairs:
-        if "powersgd" in str(compressor) and world_size > 2:
-            # Its sums are not exact, and from three ranks on gloo adds in another order than the simulator.
+        if world_size > 2 and any(name in str(compressor) for name in INEXACT):
+            one, other = one.double(), other.double()
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
         else:
             assert torch.equal(one, other)
@@ -80,6 +82,11 @@ def _case(text: str, world_size: int) -> Case:
     return lambda rank: reproduces_simulator(with_feedback(make(text)), rank, world_size)
 
 
+def _is_runnable(text: str, world_size: int) -> bool:
+    """Groups of ranks need a transport over the whole job, which has four."""
+    return "hierarchical" not in text or world_size == 4
+
+
 for _world_size in (1, 2, 3, 4):
-    for _text in specs():
+    for _text in (text for text in specs() if _is_runnable(text, _world_size)):
         CASES[f"{_world_size} ranks: {_text}"] = _case(_text, _world_size)

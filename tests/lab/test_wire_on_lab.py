@@ -24,7 +24,7 @@ def measured() -> dict[str, list[dict[str, float]]]:
             values = json.loads(line)
             lines[values.pop("spec")].append(values)
 
-    with Lab(hosts=3, rate="200mbit") as lab:
+    with Lab(hosts=3, rate="100mbit") as lab:
         result = lab.run([sys.executable, str(WORKER)], on_line=on_line, timeout_s=150)
     assert result.ok, f"exit codes {result.exit_codes}"
     return lines
@@ -34,7 +34,7 @@ def measured() -> dict[str, list[dict[str, float]]]:
 def test_told_bytes_are_the_interfaces_bytes(measured: dict[str, list[dict[str, float]]], spec: str) -> None:
     told = sum(host["wire_bytes"] for host in measured[spec])
     counted = sum(host["interface_bytes"] for host in measured[spec])
-    assert 0.999 * told <= counted <= told * 1.03 + GLOO_BYTES * len(measured[spec]) * STEPS
+    assert 0.995 * told <= counted <= told * 1.03 + GLOO_BYTES * len(measured[spec]) * STEPS
 
 
 def test_fewer_bytes_are_less_time(measured: dict[str, list[dict[str, float]]]) -> None:

