@@ -24,7 +24,7 @@ def measured() -> dict[str, list[dict[str, float]]]:
             values = json.loads(line)
             lines[values.pop("spec")].append(values)
 
-    with Lab(hosts=3, rate="100mbit") as lab:
+    with Lab(hosts=3, rate="200mbit") as lab:
         result = lab.run([sys.executable, str(WORKER)], on_line=on_line, timeout_s=150)
     assert result.ok, f"exit codes {result.exit_codes}"
     return lines

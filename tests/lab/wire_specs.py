@@ -1,6 +1,6 @@
 """What ``test_wire_on_lab`` and its worker measure."""
 
-STEPS = 4
+STEPS = 3
 TIMED = ("dense", "bf16", "int4")
 SPECS = (
     *TIMED,
