@@ -130,6 +130,30 @@ def test_a_killed_owner(lab_command: LabCommand, emulate: list[str]) -> None:
     process.wait(timeout=30)  # the fixture then waits until nothing is left
 
 
+# The owner dies the moment its first host's process exists, before it could tell anybody.
+KILLED_WHILE_STARTING = """
+import os, signal, subprocess
+from thinwire.lab import EmulatedLab, Lab
+
+class Fatal(subprocess.Popen):
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        if "sleep" in arguments[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+lab = {lab}(hosts=1)
+subprocess.Popen = Fatal
+lab.start(["sleep", "600"])
+"""
+
+
+@pytest.mark.parametrize("lab", ["Lab", "EmulatedLab"])
+def test_an_owner_killed_while_it_starts_a_host(lab: str, all_gone: AllGone) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", KILLED_WHILE_STARTING.format(lab=lab)])
+    assert owner.wait(timeout=30) == -signal.SIGKILL
+    all_gone(owner.pid)
+
+
 # A lab whose reaper was killed first: only `lab clean` can remove what it leaves.
 ORPHAN = """
 import os, signal

@@ -4,9 +4,15 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import IO, final
 
 from thinwire.lab import reaper
+
+# The command's own process reports itself to the reaper, through its standard input, before it becomes the command: an
+# owner that is killed between starting a process and saying so would leave it to nobody. In a subshell, whose death by
+# SIGPIPE (a reaper that someone killed) harms no one.
+_REPORT_THEN_RUN = '(echo "start $$" >&0) 2>/dev/null; exec "$@" </dev/null'
 
 
 @final
@@ -27,10 +33,21 @@ class Guard:
             start_new_session=True,  # out of reach of the terminal's Ctrl-C
         )
 
-    def started(self, group: int) -> None:
-        """A process group to end if the owner dies."""
-        self._groups.add(group)
-        self._tell(f"start {group}")
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[str]":
+        """Start a command, its output in a pipe, in a process group of its own that ends when the owner dies."""
+        process = subprocess.Popen(
+            ["sh", "-c", _REPORT_THEN_RUN, "sh", *command],
+            env=env,
+            stdin=self._stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches the lab alone, which then ends the hosts in order
+        )
+        self._groups.add(process.pid)
+        return process
 
     def ended(self, group: int) -> None:
         """A process group that is gone: its number may soon be someone else's."""

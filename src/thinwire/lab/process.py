@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,18 +26,7 @@ class HostProcess:
         self.line_error: Exception | None = None  # what `on_line` raised first
         self._on_line = on_line
         self._guard = guard
-        self._process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,  # Ctrl-C reaches the lab alone, which then ends the hosts in order
-        )
-        guard.started(self.pid)
+        self._process = guard.start(command, env)
         self._reader = threading.Thread(target=self._read_lines, name=f"lab-host{host}", daemon=True)
         self._reader.start()
 
