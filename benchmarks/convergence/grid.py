@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.convergence.train import OURS, STOCK, Run
-from benchmarks.convergence.variants import VARIANTS
+from benchmarks.convergence.variants import GRAINS, VARIANTS
 
 DENSITIES = (0.1, 0.05, 0.02, 0.01)
 SEEDS = (0, 1, 2)
 LR_FACTORS = (0.5, 1.0, 2.0)
 MAIN_TASK = "gpt1m"  # the one that rates, variants and every selector are tried on
 LARGE_TASK = "gpt5m"
-ABLATION_DENSITIES = (0.05, 0.01)
 ABLATION_TASKS = (MAIN_TASK, "shakespeare")
 WARMUP = "topk(density=exp(0.5, 0.05, steps=150), score='update')"  # begins nearly dense: early updates age fastest
 CLIP = 0.5
@@ -35,15 +34,14 @@ def grid(tasks: list[str], steps: int) -> list[Run]:
     small = [name for name in tasks if name != LARGE_TASK]
     runs = [run for name in small for run in _essential(name)]
     runs += [run for name in small for run in _more_seeds(name)]
-    runs += [run for name in tasks for run in _essential(name)]
+    runs += [run for name in ABLATION_TASKS[:1] if name in tasks for run in _ablation(name)]
+    runs += [run for name in small for run in _grains(name)]
+    runs += [run for name in small for run in _densities(name)]
+    runs += [run for name in tasks if name == LARGE_TASK for run in _large()]
+    runs += [run for name in small for run in _selectors(name)]
     if MAIN_TASK in tasks:
-        runs += _ablation(MAIN_TASK, ABLATION_DENSITIES[:1])
-        runs += [Run(task=MAIN_TASK, compress=by_update(density), optimizer=OURS) for density in DENSITIES]
-        runs += _rates()
-    runs += [run for name in ABLATION_TASKS if name in tasks for run in _ablation(name, ABLATION_DENSITIES)]
-    runs += [run for name in tasks for run in _of_task(name)]
-    if MAIN_TASK in tasks:
-        runs += _clipped()
+        runs += [*_rates(), *_clipped()]
+    runs += [run for name in ABLATION_TASKS[1:] if name in tasks for run in _ablation(name)]
     return list(dict.fromkeys(replace(run, steps=steps) for run in runs))
 
 
@@ -68,16 +66,30 @@ def _essential(name: str) -> Iterator[Run]:
     yield Run(task=name, compress=WARMUP, optimizer=OURS)
 
 
-def _of_task(name: str) -> Iterator[Run]:
-    large = name == LARGE_TASK
-    for density in (0.05, 0.01) if large else DENSITIES:
+def _large() -> Iterator[Run]:
+    """The large model takes minutes a run: what the claim is about, and the sparsest."""
+    yield Run(task=LARGE_TASK, compress="dense")
+    yield Run(task=LARGE_TASK, compress=WARMUP, optimizer=OURS)
+    yield Run(task=LARGE_TASK, compress=by_update(0.05), optimizer=OURS)
+    yield Run(task=LARGE_TASK, compress=topk(0.05), optimizer=STOCK)
+    yield Run(task=LARGE_TASK, compress="int4")
+    yield Run(task=LARGE_TASK, compress=by_update(0.01), optimizer=OURS)
+    yield Run(task=LARGE_TASK, compress=topk(0.01), optimizer=STOCK)
+    yield Run(task=LARGE_TASK, compress=topk(0.05), optimizer=OURS)
+
+
+def _densities(name: str) -> Iterator[Run]:
+    for density in DENSITIES:
         yield Run(task=name, compress=by_update(density), optimizer=OURS)
         for optimizer in (OURS, STOCK):
             yield Run(task=name, compress=topk(density), optimizer=optimizer)
+
+
+def _selectors(name: str) -> Iterator[Run]:
     for selector in ("adtopk", "bank"):
-        for density in DENSITIES if name == MAIN_TASK else (0.05,) if large else (0.05, 0.01):
+        for density in (0.05, 0.01):
             yield Run(task=name, compress=topk(density, selector), optimizer=OURS)
-        if not large:
+        if name == MAIN_TASK:
             yield Run(task=name, compress=topk(0.05, selector), optimizer=STOCK)
 
 
@@ -99,10 +111,15 @@ def _rates() -> Iterator[Run]:
             yield Run(task=MAIN_TASK, compress=topk(0.05), optimizer=optimizer, lr_factor=factor)
 
 
-def _ablation(task: str, densities: Sequence[float]) -> Iterator[Run]:
-    for density in densities:
-        for name in VARIANTS:
-            yield Run(task=task, compress=topk(density), optimizer=name)
+def _ablation(task: str) -> Iterator[Run]:
+    for name in VARIANTS:
+        yield Run(task=task, compress=topk(0.05), optimizer=name)
+
+
+def _grains(task: str) -> Iterator[Run]:
+    """One age for many coordinates, together with the score that ships."""
+    for name in GRAINS:
+        yield Run(task=task, compress=by_update(0.05), optimizer=name)
 
 
 def _clipped() -> Iterator[Run]:

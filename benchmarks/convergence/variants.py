@@ -38,6 +38,7 @@ VARIANTS: dict[str, Variant] = {
     "one age per tensor": Variant(grain="tensor"),
     "one step per receipt": Variant(stride="one"),
 }
+GRAINS = ("one age per row", "one age per tensor")
 SMOOTHING = 0.98  # of the counts from which intervals per row and tensor are taken
 
 
@@ -64,7 +65,9 @@ class ExperimentalAdamW(torch.optim.Optimizer):
 
     def _update(self, group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None:
         if not state:
-            state.update(step=0, m=torch.zeros_like(weight), v=torch.zeros_like(weight), since=torch.zeros_like(weight))
+            state.update(step=0, since=torch.zeros_like(weight))
+            # As torch names them: compressors ask optimizers for their second moment.
+            state.update(exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
             state.update(received=torch.zeros_like(_per_row(weight)), steps=0.0)
         state["step"] += 1
         assert weight.grad is not None
@@ -72,10 +75,11 @@ class ExperimentalAdamW(torch.optim.Optimizer):
         came = s.ne(0) if id(weight) in self._sparse else torch.ones_like(s, dtype=torch.bool)
         age = self._age(came, state)
         correction1, correction2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
-        q = self._second(s, age, state["m"] / correction1, state["v"] / correction2)
-        m = torch.lerp(s / age, state["m"], beta1**age)
-        v = torch.lerp(q, state["v"], beta2**age)
-        state["m"], state["v"] = torch.where(came, m, state["m"]), torch.where(came, v, state["v"])
+        old_m, old_v = state["exp_avg"], state["exp_avg_sq"]
+        q = self._second(s, age, old_m / correction1, old_v / correction2)
+        m = torch.lerp(s / age, old_m, beta1**age)
+        v = torch.lerp(q, old_v, beta2**age)
+        state["exp_avg"], state["exp_avg_sq"] = torch.where(came, m, old_m), torch.where(came, v, old_v)
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         stride = age if self._variant.stride == "age" else torch.ones_like(age)
         moved = group["lr"] * stride * (m / correction1) / ((v / correction2).sqrt() + group["eps"])

@@ -35,7 +35,8 @@ class Cell:
     low_step_s: float
     high_step_s: float
     times_floor: float
-    wait_s: float | None
+    wait_s: float | None  # of all ranks; also for each other, where they share cores
+    network_wait_s: float | None  # of the last rank in each step, which waits for nobody else
     sent_bytes: float
     turns: int
 
@@ -156,7 +157,7 @@ def _cells(turns: Turns, events: list[dict[str, object]], rate: str) -> list[Cel
     cells = []
     for contestant in turns.contestants:
         seconds = values(contestant.name, "step_s", "turn")
-        waits = _network_waits_s([e for e in events if e["contestant"] == contestant.name])
+        waits, network_waits = values(contestant.name, "wait_s"), _network_waits_s(events, contestant.name)
         low_s, high_s = deciles(seconds)
         median_s = statistics.median(seconds)
         cells.append(
@@ -168,6 +169,7 @@ def _cells(turns: Turns, events: list[dict[str, object]], rate: str) -> list[Cel
                 high_step_s=high_s or median_s,
                 times_floor=median_s / floor_s,
                 wait_s=statistics.median(waits) if waits else None,
+                network_wait_s=statistics.median(network_waits) if network_waits else None,
                 sent_bytes=statistics.fmean(values(contestant.name, "sent_bytes")),
                 turns=len(seconds),
             )
@@ -175,21 +177,21 @@ def _cells(turns: Turns, events: list[dict[str, object]], rate: str) -> list[Cel
     return cells
 
 
-def _network_waits_s(events: list[dict[str, object]]) -> list[float]:
+def _network_waits_s(events: list[dict[str, object]], contestant: str) -> list[float]:
     """For each step the shortest wait of any rank: the last one to end its backward waits for the network alone.
 
     The others also wait for that rank, which on shared cores says more about the cores than about the network.
     """
     waits: dict[object, list[float]] = {}
     for event in events:
-        if event["kind"] == "step" and "wait_s" in event:
+        if event["kind"] == "step" and event["contestant"] == contestant and "wait_s" in event:
             waits.setdefault(event["step"], []).append(float(event["wait_s"]))  # type: ignore[arg-type]
     return [min(of_ranks) for of_ranks in waits.values()]
 
 
 def _show(console: Console, cells: list[Cell]) -> None:
     table = Table(title="step times", title_justify="left")
-    for column in ("rate", "contestant", "step, median (p10-p90)", "× floor", "network wait", "MB per host"):
+    for column in ("rate", "contestant", "step, median (p10-p90)", "× floor", "wait", "network wait", "MB per host"):
         table.add_column(column, justify="left" if column in ("rate", "contestant") else "right")
     for cell in cells:
         table.add_row(
@@ -197,7 +199,7 @@ def _show(console: Console, cells: list[Cell]) -> None:
             cell.contestant,
             f"{cell.median_step_s:.3f} s ({cell.low_step_s:.2f}-{cell.high_step_s:.2f})",
             f"{cell.times_floor:.2f}",
-            "" if cell.wait_s is None else f"{cell.wait_s:.3f} s",
+            *("" if wait_s is None else f"{wait_s:.3f} s" for wait_s in (cell.wait_s, cell.network_wait_s)),
             f"{cell.sent_bytes / 1e6:.2f}",
         )
     console.print(table)

@@ -1,0 +1,1 @@
+"""Step times on the lab, beyond what `thinwire bench step` measures."""
