@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from benchmarks.convergence.tasks import TASKS
-from benchmarks.convergence.train import OURS, STOCK, Run
+from benchmarks.convergence.train import MASKED_SGD, OURS, SGD, STOCK, Run
 from benchmarks.convergence.variants import GRAINS, VARIANTS
 
 DENSITIES = (0.1, 0.05, 0.02, 0.01)
@@ -17,6 +17,7 @@ LARGE_TASK = "gpt5m"
 ABLATION_TASKS = (MAIN_TASK, "shakespeare")
 WARMUP = "topk(density=exp(0.5, 0.05, steps=150), score='update')"  # begins nearly dense: early updates age fastest
 CLIP = 0.5
+SGD_TASK = "cnn"
 
 
 def topk(density: float, name: str = "topk") -> str:
@@ -41,6 +42,8 @@ def grid(tasks: list[str], steps: int) -> list[Run]:
     runs += [run for name in small for run in _selectors(name)]
     if MAIN_TASK in tasks:
         runs += [*_rates(), *_clipped()]
+    if SGD_TASK in tasks:
+        runs += _sgd()
     runs += [run for name in ABLATION_TASKS[1:] if name in tasks for run in _ablation(name)]
     return list(dict.fromkeys(replace(run, steps=steps) for run in runs))
 
@@ -120,6 +123,14 @@ def _grains(task: str) -> Iterator[Run]:
     """One age for many coordinates, together with the score that ships."""
     for name in GRAINS:
         yield Run(task=task, compress=by_update(0.05), optimizer=name)
+
+
+def _sgd() -> Iterator[Run]:
+    """Momentum, left running as in stock SGD or masked."""
+    yield Run(task=SGD_TASK, compress="dense", optimizer=SGD)
+    for density in (0.05, 0.01):
+        for optimizer in (SGD, *MASKED_SGD):
+            yield Run(task=SGD_TASK, compress=topk(density), optimizer=optimizer)
 
 
 def _clipped() -> Iterator[Run]:

@@ -14,13 +14,14 @@ from benchmarks.convergence.grid import (
     LARGE_TASK,
     LR_FACTORS,
     MAIN_TASK,
+    SGD_TASK,
     WARMUP,
     by_update,
     topk,
 )
 from benchmarks.convergence.results import ANY, Result, Results
 from benchmarks.convergence.tasks import TASKS
-from benchmarks.convergence.train import OURS, STOCK
+from benchmarks.convergence.train import MASKED_SGD, OURS, SGD, STOCK
 from benchmarks.convergence.variants import GRAINS, VARIANTS
 
 STOCK_DDP = "stock DDP"  # as `thinwire bench step` calls it; its loss is that of the dense wire
@@ -33,7 +34,7 @@ def report(results: Results, step_times: Path | None) -> str:
     """All tables for which there are results."""
     parts = ["# Convergence over a sparse wire\n", _provenance(results)]
     parts += [_main(results, task) for task in results.tasks()]
-    parts += [_seeds(results), _rates(results), _ablation(results), _grains(results), _habits(results)]
+    parts += [_seeds(results), _rates(results), _ablation(results), _grains(results), _habits(results), _sgd(results)]
     if step_times is not None:
         parts.append(_wall_time(results, json.loads(step_times.read_text(encoding="utf-8"))))
     return "\n".join(part for part in parts if part)
@@ -131,6 +132,17 @@ def _habits(results: Results) -> str:
     head = ["setting", "dense", "topk 0.05, ours", "topk 0.05, stock AdamW"]
     found = any(cell for row in rows for cell in row[1:])
     return f"## Clipping and beta2 ({TASKS[MAIN_TASK].label})\n\n{_table(head, rows)}" if found else ""
+
+
+def _sgd(results: Results) -> str:
+    dense = results.loss(task=SGD_TASK, compress="dense", optimizer=SGD)
+    rows = [["dense, stock SGD", _cell(dense, None), _cell(dense, None)]]
+    for who in (SGD, *MASKED_SGD):
+        losses = [results.loss(task=SGD_TASK, compress=topk(density), optimizer=who) for density in (0.05, 0.01)]
+        rows.append([who, *(_cell(loss, dense) for loss in losses)])
+    head = ["optimizer", "topk 0.05", "topk 0.01"]
+    found = any(cell for row in rows for cell in row[1:])
+    return f"## SGD with momentum 0.9 ({TASKS[SGD_TASK].label})\n\n{_table(head, rows)}" if found else ""
 
 
 def _wall_time(results: Results, cells: list[dict[str, object]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from benchmarks.convergence.tasks import TASKS, WORKERS, Batch, Task
@@ -13,12 +13,15 @@ from benchmarks.convergence.variants import VARIANTS, ExperimentalAdamW
 from benchmarks.convergence.wire import SimulatedWire
 from torch import Tensor, nn
 
-from thinwire.optim import AdamW
+from thinwire import optim
 
 EVALUATIONS = 10
 WARMUP_STEPS = 50
 COOLDOWN_SHARE, COOLDOWN_TO = 0.3, 0.1  # of the steps, and of the learning rate: it takes the noise out of the end
 STOCK, OURS = "stock", "ours"
+SGD = "stock SGD"
+MASKED_SGD: dict[str, Literal["age", "dgc"]] = {"SGD, masked by age": "age", "SGD, masked as in DGC": "dgc"}
+SGD_LR_FACTOR = 50  # times the learning rate that suits Adam
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,7 @@ class Run:
 
     task: str
     compress: str
-    optimizer: str = STOCK  # stock, ours, or the name of a variant
+    optimizer: str = STOCK  # stock, ours, one of the SGDs, or the name of a variant
     steps: int = 500
     seed: int = 0
     lr_factor: float = 1.0  # times the task's learning rate
@@ -53,6 +56,7 @@ def train(run: Run) -> dict[str, Any]:
     wire = SimulatedWire(model, run.compress, WORKERS, run.seed)
     optimizer = wire.optimizer = _optimizer(run, task, model, wire)
     evaluation, curve, share = task.source.evaluation(), [], 0.0
+    learning_rate = run.lr_factor * task.learning_rate * (SGD_LR_FACTOR if "SGD" in run.optimizer else 1)
     began_s = time.perf_counter()
     for step in range(run.steps):
         gradients = [_gradients(model, task.source.batch(step, rank, run.seed)) for rank in range(WORKERS)]
@@ -61,7 +65,7 @@ def train(run: Run) -> dict[str, Any]:
         if run.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)
         for group in optimizer.param_groups:
-            group["lr"] = run.lr_factor * task.learning_rate * schedule(step, run.steps)
+            group["lr"] = learning_rate * schedule(step, run.steps)
         optimizer.step()
         if (step + 1) * EVALUATIONS // run.steps > step * EVALUATIONS // run.steps:
             curve.append([step + 1, evaluate(model, evaluation)])
@@ -89,7 +93,11 @@ def _optimizer(run: Run, task: Task, model: nn.Module, wire: SimulatedWire) -> t
     if run.optimizer == STOCK:
         return torch.optim.AdamW(model.parameters(), lr=lr, betas=betas)
     if run.optimizer == OURS:
-        return AdamW(model.parameters(), lr=lr, betas=betas)
+        return optim.AdamW(model.parameters(), lr=lr, betas=betas)
+    if run.optimizer == SGD:
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    if run.optimizer in MASKED_SGD:
+        return optim.SGD(model.parameters(), lr=lr, momentum=0.9, masking=MASKED_SGD[run.optimizer])
     named = dict(model.named_parameters())
     return ExperimentalAdamW(named, set(wire.ages.names), VARIANTS[run.optimizer], lr=lr, betas=betas)
 

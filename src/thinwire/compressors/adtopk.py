@@ -14,7 +14,6 @@ from thinwire.compressors.dense import Dense
 from thinwire.compressors.shared import threshold_reuse
 from thinwire.compressors.shared.places import FlatPlaces, Places, row_places
 from thinwire.compressors.shared.sparse import Sparsifier, check_density, kept
-from thinwire.compressors.shared.sub_units import SubUnit, device_of, sub_units
 from thinwire.core import (
     AllGather,
     Compressor,
@@ -30,6 +29,7 @@ from thinwire.core import (
     memory,
     register,
 )
+from thinwire.core.part import Part, parts_by_kind
 from thinwire.kernels import Selected
 from thinwire.precision import wire_format
 
@@ -99,8 +99,8 @@ class ADTopK(Sparsifier):
 
     def init(self, unit: UnitSpec) -> State:
         count = len(unit.tensors)
-        calls = torch.zeros(count, dtype=torch.int64, device=device_of(unit))
-        stable = torch.zeros(count, dtype=torch.bool, device=device_of(unit))
+        calls = torch.zeros(count, dtype=torch.int64, device=unit.device)
+        stable = torch.zeros(count, dtype=torch.bool, device=unit.device)
         return {"calls": calls, "stable": stable, **threshold_reuse.initial_state(unit)}
 
     def layout(self) -> Mapping[str, Layout]:
@@ -111,7 +111,7 @@ class ADTopK(Sparsifier):
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         now = self.at(step.index)
-        parts = sub_units(step.unit, now._by_rows(state).tolist())
+        parts = parts_by_kind(step.unit, now._by_rows(state).tolist())
         sent = {rows: now._send(part.take(x), part, state, bool(rows)) for rows, part in parts.items()}
         asked = tuple(AllGather(one.payload.to_bytes(), varying=one.varying) for one in sent.values())
         replies = yield asked
@@ -137,7 +137,7 @@ class ADTopK(Sparsifier):
         )
         return (state["calls"] % 2 == 0) | (settled & state["stable"])
 
-    def _send(self, x: Tensor, part: SubUnit, state: State, rows: bool) -> _Sent:
+    def _send(self, x: Tensor, part: Part, state: State, rows: bool) -> _Sent:
         if rows:
             chosen, places = self._select_rows(x, part.unit), self._row_places(part.unit)
             return _Sent(*self._packed(chosen, places), {}, False)
@@ -186,7 +186,7 @@ class ADTopK(Sparsifier):
         return kernels.row_topk(x, None, unit.offsets, _row_lengths(unit), self._row_ks(unit), out=x)
 
     def _row_places(self, unit: UnitSpec) -> Places:
-        return row_places(unit.offsets, _row_lengths(unit), self._row_ks(unit), device_of(unit))
+        return row_places(unit.offsets, _row_lengths(unit), self._row_ks(unit), unit.device)
 
     def _row_ks(self, unit: UnitSpec) -> tuple[int, ...]:
         return tuple(kept(self.density, length) for length in _row_lengths(unit))

@@ -14,7 +14,6 @@ from thinwire import kernels
 from thinwire.compressors.shared import shared_mask
 from thinwire.compressors.shared.places import Places, bank_places
 from thinwire.compressors.shared.sparse import Sparsifier, check_density
-from thinwire.compressors.shared.sub_units import device_of
 from thinwire.core import (
     Broadcast,
     Compressor,
@@ -92,7 +91,7 @@ class BankTopK(Sparsifier):
 
     def places(self, unit: UnitSpec) -> Places:
         banks = self._banks(unit)
-        return bank_places((0, unit.numel), (banks.count,), banks.k, device_of(unit))
+        return bank_places((0, unit.numel), (banks.count,), banks.k, unit.device)
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         if self.mode == "gather":
@@ -115,7 +114,7 @@ class BankTopK(Sparsifier):
         return torch.cat([*packed.values(), x.new_empty(0, dtype=torch.uint8)])
 
     def _no_positions(self, unit: UnitSpec, places: Places) -> Tensor:
-        return torch.zeros(_bytes(places, self.selected_elems(unit)), dtype=torch.uint8, device=device_of(unit))
+        return torch.zeros(_bytes(places, self.selected_elems(unit)), dtype=torch.uint8, device=unit.device)
 
     def _read_positions(self, message: Tensor, unit: UnitSpec, places: Places) -> Tensor:
         count = self.selected_elems(unit)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.shared.sub_units import device_of
 from thinwire.compressors.topk import TopK
 from thinwire.core import (
     ELEMENTWISE,
@@ -62,7 +61,7 @@ class DGC(TopK):
             )
 
     def init(self, unit: UnitSpec) -> State:
-        zeros = torch.zeros(unit.numel, device=device_of(unit))
+        zeros = torch.zeros(unit.numel, device=unit.device)
         return {"velocity": zeros, "residual": zeros.clone(), "sent": torch.zeros_like(zeros, dtype=torch.bool)}
 
     def layout(self) -> Mapping[str, Layout]:

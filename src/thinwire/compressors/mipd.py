@@ -15,7 +15,6 @@ from thinwire import kernels
 from thinwire.compressors.shared import shared_mask, significance
 from thinwire.compressors.shared.significance import BLOCK, as_blocks, blocks_of
 from thinwire.compressors.shared.sparse import check_density
-from thinwire.compressors.shared.sub_units import device_of
 from thinwire.compressors.shared.water_filling import layer_blocks
 from thinwire.core import (
     ELEMENTWISE,
@@ -108,10 +107,10 @@ class MIPD(Compressor):
     def init(self, unit: UnitSpec) -> State:
         count = blocks_of(unit).count
         state = {
-            "rate": torch.full((count,), _UNKNOWN, device=device_of(unit)),
-            "age": torch.zeros(count, dtype=torch.int32, device=device_of(unit)),
+            "rate": torch.full((count,), _UNKNOWN, device=unit.device),
+            "age": torch.zeros(count, dtype=torch.int32, device=unit.device),
         }
-        return state | ({"applied": torch.zeros(unit.numel, device=device_of(unit))} if self._predicts else {})
+        return state | ({"applied": torch.zeros(unit.numel, device=unit.device)} if self._predicts else {})
 
     def layout(self) -> Mapping[str, Layout]:
         applied = {"applied": replace(ELEMENTWISE, replicated=True)} if self._predicts else {}
@@ -175,8 +174,8 @@ class MIPD(Compressor):
     def _active(self, unit: UnitSpec, index: int) -> Tensor:
         """Per tensor, whether it takes part in this step."""
         if not self.half:
-            return torch.ones(len(unit.tensors), dtype=torch.bool, device=device_of(unit))
-        return torch.tensor([side == index % 2 for side in halves(unit)], device=device_of(unit))
+            return torch.ones(len(unit.tensors), dtype=torch.bool, device=unit.device)
+        return torch.tensor([side == index % 2 for side in halves(unit)], device=unit.device)
 
     def _budget(self, blocks: int) -> int:
         return min(blocks, max(1, round(self.density * blocks)))

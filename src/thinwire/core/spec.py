@@ -65,6 +65,11 @@ class UnitSpec:
         return "+".join(tensor.fqn for tensor in self.tensors)
 
     @property
+    def device(self) -> torch.device:
+        """Where the unit lives; all its tensors are on one device."""
+        return self.tensors[0].device if self.tensors else torch.device("cpu")
+
+    @property
     def dense_bytes(self) -> int:
         """Bytes of the unit as fp32."""
         return 4 * self.numel

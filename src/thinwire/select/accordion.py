@@ -12,7 +12,6 @@ from thinwire import kernels
 from thinwire.core import Compressor, ConfigError, Layout, State, Step, UnitSpec, make, register
 from thinwire.select import budgets
 from thinwire.select.density import check_fractions, with_density
-from thinwire.select.parts import device_of
 from thinwire.select.per_layer import PerLayerDensity
 
 _UNKNOWN = -1.0
@@ -56,7 +55,7 @@ class Accordion(PerLayerDensity):
         return {"norm_sum": _PER_RANK, "norm_before": _SAME_EVERYWHERE, "critical": _SAME_EVERYWHERE}
 
     def own_state(self, unit: UnitSpec) -> State:
-        count, device = len(unit.tensors), device_of(unit)
+        count, device = len(unit.tensors), unit.device
         return {
             "norm_sum": torch.zeros(count, dtype=torch.float64, device=device),
             "norm_before": torch.full((count,), _UNKNOWN, device=device),

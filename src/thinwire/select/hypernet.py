@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from thinwire.core import ELEMENTWISE, Compressor, Layout, State, Step, UnitSpec, make, register
+from thinwire.core.part import Part
 from thinwire.select import network
 from thinwire.select.layers import Layers
 from thinwire.select.network import EMBEDDING, NETWORK, ROW, Situation
-from thinwire.select.parts import Part, device_of
 from thinwire.select.selection import SAME_EVERYWHERE, LayerSelection, layer_norms
 
 _NUMBERS = 5  # per layer: ‖g+e‖, ‖g‖, ‖w‖, cos(g, m), usefulness
@@ -53,7 +53,7 @@ class HyperNet(LayerSelection):
         return True
 
     def extra_state(self, unit: UnitSpec) -> State:
-        count, device = len(unit.tensors), device_of(unit)
+        count, device = len(unit.tensors), unit.device
         rows = [network.initial_row(tensor.fqn) for tensor in unit.tensors]
         zeros = torch.zeros(count * ROW, device=device)
         return {

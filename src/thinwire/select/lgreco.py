@@ -11,7 +11,6 @@ from torch import Tensor
 from thinwire.core import Compressor, ConfigError, Layout, State, Step, UnitSpec, make, register
 from thinwire.select import budgets
 from thinwire.select.density import check_fractions, with_density
-from thinwire.select.parts import device_of
 from thinwire.select.per_layer import PerLayerDensity
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -56,7 +55,7 @@ class LGreCo(PerLayerDensity):
         return {"density_level": _LEVEL}
 
     def own_state(self, unit: UnitSpec) -> State:
-        return {"density_level": torch.full((len(unit.tensors),), _UNIFORM, device=device_of(unit))}
+        return {"density_level": torch.full((len(unit.tensors),), _UNIFORM, device=unit.device)}
 
     @property
     def _candidates(self) -> list[float]:

@@ -22,8 +22,9 @@ from thinwire.core import (
     UnitSpec,
     Wrapper,
 )
+from thinwire.core.part import Part, parts_by_kind
 from thinwire.select.density import check_has_density, has_density, with_density
-from thinwire.select.parts import Part, ask, side_by_side
+from thinwire.select.side_by_side import ask, side_by_side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class PerLayerDensity(Wrapper):
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         now = self.at(step.index)
-        parts = _by_density(now.densities(state, step.unit), step.unit)
+        parts = parts_by_kind(step.unit, now.densities(state, step.unit))
         measured, own = now.observe(x, state, step)
         talks = [part.exchange(with_density(self.inner, d), x, state, step) for d, part in parts.items()]
         if measured is not None:
@@ -99,10 +100,3 @@ class PerLayerDensity(Wrapper):
             if done.residual is not None:
                 residual = part.put(done.residual, torch.zeros_like(x) if residual is None else residual)
         return mean, residual, inner
-
-
-def _by_density(densities: Sequence[float], unit: UnitSpec) -> dict[float, Part]:
-    members: dict[float, list[int]] = {}
-    for index, density in enumerate(densities):
-        members.setdefault(density, []).append(index)
-    return {density: Part(unit, tuple(indices)) for density, indices in members.items()}

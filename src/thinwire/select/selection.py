@@ -26,8 +26,9 @@ from thinwire.core import (
     UnitSpec,
     Wrapper,
 )
+from thinwire.core.part import Part
 from thinwire.select.layers import Layers, layers_of, spend
-from thinwire.select.parts import Part, ask, device_of, side_by_side
+from thinwire.select.side_by_side import ask, side_by_side
 
 SAME_EVERYWHERE = Layout(lambda tensor: 1, replicated=True)
 _OWN_KEYS = ("layer_picked", "layer_age", "layer_credit")
@@ -131,7 +132,7 @@ class LayerSelection(Wrapper):
         return self if routed is self.inner else replace(self, inner=routed)
 
     def init(self, unit: UnitSpec) -> State:
-        count, device = len(unit.tensors), device_of(unit)
+        count, device = len(unit.tensors), unit.device
         own = {"residual": torch.zeros(unit.numel, device=device)} if self._keeps_residual else {}
         return {
             "layer_picked": torch.ones(count, dtype=torch.bool, device=device),

@@ -13,7 +13,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.compressors.shared.sub_units import device_of
 from thinwire.core import UnitSpec, memory
 from thinwire.core.blocks import aligned_elems, to_blocks
 
@@ -50,7 +49,7 @@ def blocks_of(unit: UnitSpec) -> Blocks:
     parts = [torch.full((count,), float(BLOCK)) for count in per_tensor]
     for part, size in zip(parts, unit.sizes, strict=True):
         part[-1:] -= part.numel() * BLOCK - size
-    return Blocks(per_tensor, torch.cat(parts).to(device_of(unit)))
+    return Blocks(per_tensor, torch.cat(parts).to(unit.device))
 
 
 def as_blocks(x: Tensor, unit: UnitSpec) -> Tensor:

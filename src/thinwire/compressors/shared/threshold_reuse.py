@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.compressors.shared.sub_units import device_of
 from thinwire.core import State, UnitSpec
 from thinwire.kernels import Selected
 
@@ -24,9 +23,9 @@ def initial_state(unit: UnitSpec) -> State:
     """Per tensor: the threshold in use, calls from one exact selection to the next, calls left until then."""
     count = len(unit.tensors)
     return {
-        "threshold": torch.zeros(count, device=device_of(unit)),
-        "period": torch.full((count,), MIN_PERIOD, device=device_of(unit)),
-        "wait": torch.zeros(count, dtype=torch.int64, device=device_of(unit)),
+        "threshold": torch.zeros(count, device=unit.device),
+        "period": torch.full((count,), MIN_PERIOD, device=unit.device),
+        "wait": torch.zeros(count, dtype=torch.int64, device=unit.device),
     }
 
 

@@ -1,22 +1,18 @@
-"""Some tensors of a unit, exchanged by themselves: cut out of flat buffers and of states, and put back."""
+"""Some tensors of a unit, treated by themselves: cut out of flat buffers and of states, and put back."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
-import torch
 from torch import Tensor
 
-from thinwire.core import Compressor, Exchange, Layout, Request, State, Step, UnitSpec
+from thinwire.core import memory
+from thinwire.core.compressor import Compressor, Exchange, Layout, State, Step
+from thinwire.core.spec import UnitSpec
 
-Asking = Generator[Request | tuple[Request, ...], Any, Any]
-
-
-def device_of(unit: UnitSpec) -> torch.device:
-    """Where a unit lives; all its tensors are on one device."""
-    return unit.tensors[0].device if unit.tensors else torch.device("cpu")
+_Kind = TypeVar("_Kind", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class Part:
         if self._is_whole:
             return x
         pieces = x.split(list(self.whole.sizes if sizes is None else sizes))
-        return torch.cat([pieces[member] for member in self.members]) if self.members else x[:0]
+        return memory.cat([pieces[member] for member in self.members]) if self.members else x[:0]
 
     def put(self, part: Tensor, x: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         """``part`` written to its places in ``x``; ``part`` itself if all are members."""
@@ -74,26 +70,9 @@ class Part:
         return compressor.exchange(self.take(x), self.take_state(state, compressor.layout()), own)
 
 
-def ask(request: Request) -> Asking:
-    """One request as an exchange of its own; returns the reply."""
-    return (yield request)
-
-
-def side_by_side(exchanges: Sequence[Asking]) -> Generator[tuple[Request, ...], Any, list[Any]]:
-    """Run exchanges in the same rounds, so that they take no longer than the longest; returns their results in order."""
-    results: list[Any] = [None] * len(exchanges)
-    replies: dict[int, Any] = dict.fromkeys(range(len(exchanges)))
-    while True:
-        asked: dict[int, Request | tuple[Request, ...]] = {}
-        for index, reply in replies.items():
-            try:
-                asked[index] = exchanges[index].send(reply)
-            except StopIteration as stop:
-                results[index] = stop.value
-        if not asked:
-            return results
-        answers = iter((yield tuple(r for one in asked.values() for r in (one if isinstance(one, tuple) else (one,)))))
-        replies = {
-            index: tuple(next(answers) for _ in one) if isinstance(one, tuple) else next(answers)
-            for index, one in asked.items()
-        }
+def parts_by_kind(unit: UnitSpec, kinds: Sequence[_Kind]) -> dict[_Kind, Part]:
+    """One part for each kind, given the kind of each tensor; in order of first appearance."""
+    members: dict[_Kind, list[int]] = {}
+    for index, kind in enumerate(kinds):
+        members.setdefault(kind, []).append(index)
+    return {kind: Part(unit, tuple(indices)) for kind, indices in members.items()}
