@@ -36,14 +36,14 @@ def grid(tasks: list[str], steps: int) -> list[Run]:
     runs = [run for name in small for run in _essential(name)]
     runs += [run for name in small for run in _more_seeds(name)]
     runs += [run for name in ABLATION_TASKS[:1] if name in tasks for run in _ablation(name)]
-    runs += [run for name in small for run in _grains(name)]
-    runs += [run for name in small for run in _densities(name)]
     runs += [run for name in tasks if name == LARGE_TASK for run in _large()]
+    runs += [run for name in small for run in _densities(name)]
     runs += [run for name in small for run in _selectors(name)]
-    if MAIN_TASK in tasks:
-        runs += [*_rates(), *_clipped()]
+    runs += [run for name in small for run in _grains(name)]
     if SGD_TASK in tasks:
         runs += _sgd()
+    if MAIN_TASK in tasks:
+        runs += [*_rates(), *_clipped()]
     runs += [run for name in ABLATION_TASKS[1:] if name in tasks for run in _ablation(name)]
     return list(dict.fromkeys(replace(run, steps=steps) for run in runs))
 
