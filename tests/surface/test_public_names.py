@@ -35,6 +35,7 @@ ATTACH_KEYWORDS = {
     "fuse": "auto",
     "sync": "every_step",
     "plan": None,
+    "quality": "safe",
     "scaler": None,
     "broadcast_buffers": True,
     "transport": None,

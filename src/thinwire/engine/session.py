@@ -19,7 +19,7 @@ from thinwire.engine.flat import flatten
 from thinwire.engine.groups import Group, Unit
 from thinwire.engine.importance import importance
 from thinwire.engine.meter import Meter
-from thinwire.engine.received import Ages
+from thinwire.engine.received import Ages, aged_elems, check_ages
 from thinwire.engine.states import StateStore
 
 AGREEMENT_GROUP = FIRST_RESERVED_GROUP
@@ -57,9 +57,11 @@ class Session:
         counting = Counting(transport)
         device = tensors[0].device
         self.scheduler = Scheduler(Framed(counting, config), device)
+        self.transport = counting  # for measurements between steps; what they send is counted too
+        self.compressor = compressor
         self.states = StateStore(tensors, compressor)
         self.ages = Ages(parameters, tensors, compressor)
-        self._parameters, self._optimizer = parameters, optimizer
+        self._parameters, self._tensors, self._optimizer = parameters, tensors, optimizer
         self._names = [tensor.fqn for tensor in tensors]
         self.meter = Meter(self.scheduler, counting)
         self.step = 0
@@ -71,6 +73,38 @@ class Session:
         self._finite = True
         self._groups = 0
         self.last_skipped = False
+        self.wish = False  # set between steps: this rank has something to agree on
+        self.wished = False  # in the last step some rank had, as all ranks know
+
+    def use(self, compressor: Compressor) -> None:
+        """Another compressor from the next step on, with what is owed by the one before; only between steps."""
+        since = self.ages.state_dict()
+        self._install(self.states.converted(compressor), compressor)
+        fresh = self.ages.state_dict()
+        self.ages.load_state_dict({name: since.get(name, zeros) for name, zeros in fresh.items()})
+
+    def restore(
+        self,
+        compressor: Compressor,
+        tensors: Mapping[str, State],
+        carried: Mapping[str, Tensor],
+        ages: Mapping[str, Tensor],
+    ) -> None:
+        """Take over a compressor with its saved state.
+
+        Raises:
+            CheckpointError: it does not fit this model. Nothing is changed then.
+        """
+        states = StateStore(self._tensors, compressor)
+        states.load(tensors, carried)
+        check_ages(ages, aged_elems(self._tensors, compressor))
+        self._install(states, compressor)
+        self.ages.load_state_dict(ages)
+
+    def _install(self, states: StateStore, compressor: Compressor) -> None:
+        self.ages.detach()
+        self.compressor, self.states = compressor, states
+        self.ages = Ages(self._parameters, self._tensors, compressor)
 
     def submit(self, group: Group, gradients: dict[str, Tensor], write: WriteMean, *, in_place: bool = False) -> Ticket:
         """Queue the exchange of a group; ``write`` receives each tensor's mean, in the communication thread.
@@ -107,6 +141,7 @@ class Session:
             # The step will be skipped; what this rank sends for it no longer matters, but must be well-defined.
             self._finite = False
             x.zero_()
+        self.states.add_carried(unit, x)
         compressor, parameters = unit.compressor, self._parameters
         weights = flatten(unit, parameters) if compressor.needs_weights else None
         matters = importance(unit, parameters, self._optimizer) if compressor.needs_importance else None
@@ -124,14 +159,14 @@ class Session:
         assert len(used) == len(self._names)
 
         def agree() -> Generator[tuple[Request, ...], Any, Any]:
-            mine = torch.tensor([not self._finite, *used], dtype=torch.uint8)
+            mine = torch.tensor([not self._finite, self.wish, *used], dtype=torch.uint8)
             (words,) = yield (AllGather(mine.to(self.device)),)
             return torch.stack(list(words)).amax(dim=0).cpu()
 
         word: list[Tensor] = []
 
         def close() -> None:
-            bad, *used_anywhere = (bool(flag) for flag in word[0].tolist())
+            bad, self.wished, *used_anywhere = (bool(flag) for flag in word[0].tolist())
             self._close_step(not bad, used_anywhere)
             done(not bad, used_anywhere)
 

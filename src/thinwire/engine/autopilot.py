@@ -1,0 +1,284 @@
+"""``compress="auto"``: measure while training, plan, change over, and go on watching.
+
+Steps of a first plan: a few dense ones to warm up, a few dense ones whose time is what dense takes, then *quiet* ones, whose
+groups wait for the end of backward so that it is timed alone. Then all ranks measure the network together, rank 0 times
+the compressors and chooses, and all take over its plan at the same step. Later rank 0 compares the steps with the
+prediction; its doubts travel in a byte of the agreement that ends every step, so all ranks hear of them at the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
+from typing import Literal
+
+import torch
+
+from thinwire.core import TensorSpec
+from thinwire.engine.agreeing import agreed, gathered
+from thinwire.engine.course import Course, read_course
+from thinwire.engine.groups import Group, prepare
+from thinwire.engine.regroup import Regrouping
+from thinwire.engine.session import Session
+from thinwire.fusion import parse_fusion
+from thinwire.plan.cluster import Cluster, machine_id, usable_cores
+from thinwire.plan.codecs import SIDES, CodecCost, measure_codec
+from thinwire.plan.collectives import Kind
+from thinwire.plan.online import (
+    StepTimes,
+    alone,
+    back_to_dense,
+    calibration,
+    profile_of_steps,
+    slowest_compute_s,
+    summary,
+)
+from thinwire.plan.price import DENSE
+from thinwire.plan.probe import measure_network
+from thinwire.plan.result import Plan
+from thinwire.plan.search import Budget, Quality, choose
+from thinwire.plan.watch import DRIFT, Verdict, Watch
+
+log = logging.getLogger(__name__)
+
+WARMUP_STEPS = 2  # connections, caches, allocations, DDP's new buckets
+DENSE_STEPS = 4
+QUIET_STEPS = 3
+PLANNING_STEPS = WARMUP_STEPS + DENSE_STEPS + QUIET_STEPS  # the first plan is made after so many
+_KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "all_to_all")  # what the candidates use
+_PATIENCE_S = 0.05
+_REPEATS = 15
+_FEWEST_REPEATS = 2  # of messages so slow that little can disturb them
+_SECONDS_PER_SIZE = 0.06
+_LARGEST_BYTES = 16 << 20
+_SMALLEST_SIDE = 256
+
+Phase = Literal["dense", "quiet", "watch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoSettings:
+    """What the user allows.
+
+    Args:
+        specs: the candidates, dense among them.
+        fusions: the candidates' fusions.
+        start_fuse: of the first, dense steps.
+    """
+
+    quality: Quality
+    specs: Sequence[str]
+    fusions: Sequence[str]
+    start_fuse: str
+
+
+class Autopilot:
+    """Steers a wire: which compressor and which groups, from one step to the next.
+
+    Args:
+        tensors: all tensors of the model.
+    """
+
+    def __init__(
+        self, regrouping: Regrouping, session: Session, tensors: Sequence[TensorSpec], settings: AutoSettings
+    ) -> None:
+        self._regrouping, self._session, self._tensors, self._settings = regrouping, session, tensors, settings
+        self._resumed_s = time.perf_counter()
+        self.course: Course | None = None
+        self._start()
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force; None before the first one is made."""
+        return None if self.course is None else self.course.plan
+
+    @property
+    def quiet(self) -> bool:
+        """Whether backward is being timed alone."""
+        return self._phase == "quiet"
+
+    def groups(self) -> list[Group]:
+        """The groups to use now."""
+        return self._regrouping.groups()
+
+    def after_step(self, groups: Sequence[Group]) -> list[Group] | None:
+        """Take in the step that has just ended; the new groups if all ranks change to others now."""
+        step_s = time.perf_counter() - self._resumed_s
+        try:
+            return self._advance(groups, step_s)
+        finally:
+            self._resumed_s = time.perf_counter()
+
+    def load(self, saved: str | None) -> None:
+        """Go on with a course from a checkpoint, or begin anew where there was none yet; states are not touched.
+
+        Args:
+            saved: what ``Course.to_text`` gave.
+        """
+        self._start()
+        if saved is None:
+            self._regrouping.use(parse_fusion(self._settings.start_fuse))
+        else:
+            self._follow(read_course(saved), trial=False)
+            assert self.plan is not None
+            self._regrouping.use(parse_fusion(self.plan.fuse))
+
+    def _start(self) -> None:
+        self.course, self._watch = None, Watch(0.0, float("inf"))
+        self._dense_s: list[float] = []
+        self._verdict: Verdict = "fine"
+        self._session.wish = False
+        self._enter("dense")
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase, self._steps = phase, 0
+        self._times: list[StepTimes] = []
+
+    def _advance(self, groups: Sequence[Group], step_s: float) -> list[Group] | None:
+        self._steps += 1
+        if self._phase == "watch":
+            if self._session.wished:
+                return self._reconsider()
+            self._observe(step_s)
+            return self._regrouping.after_step(groups)
+        if self._phase == "dense":
+            if self._steps > WARMUP_STEPS:
+                self._dense_s.append(step_s)
+            if self._steps == WARMUP_STEPS + DENSE_STEPS:
+                self._enter("quiet")
+            return None
+        self._times.append(self._step_times(step_s))
+        return self._make_plan() if self._steps == QUIET_STEPS else None
+
+    def _step_times(self, step_s: float) -> StepTimes:
+        ready_s = self._session.meter.last_ready_s
+        first_s = min(ready_s.values(), default=self._resumed_s + step_s)
+        return StepTimes(first_s - self._resumed_s, {name: at_s - first_s for name, at_s in ready_s.items()})
+
+    def _observe(self, step_s: float) -> None:
+        """Rank 0 alone, and only if there is a network to have doubts about."""
+        if self._session.rank != 0 or self._session.transport.world_size == 1:
+            return
+        self._verdict = self._watch.add(step_s)
+        self._session.wish = self._verdict != "fine"
+
+    def _reconsider(self) -> list[Group] | None:
+        """All ranks know that rank 0 has doubts; it says what is to be done."""
+        self._session.wish = False
+        course = agreed(self._session, self._fallen_back().to_text() if self._verdict == "dense" else None)
+        if course is not None:
+            return self._change(read_course(course))
+        if self._session.rank == 0:
+            observed_s, expected_s = self._watch.observed_s, self._watch.expected_s
+            log.info("auto: steps take %.4g s, expected %.4g s; measuring the network again", observed_s, expected_s)
+        self._enter("quiet")
+        return None
+
+    def _fallen_back(self) -> Course:
+        assert self.course is not None
+        observed_s, dense_s = self._watch.observed_s, self.course.dense_s
+        plan, drift = back_to_dense(self.course.plan, observed_s, dense_s), self._watch.refitted(changed=False)
+        return Course(plan, self.course.order, expected_s=dense_s, dense_s=dense_s, drift=drift)
+
+    def _make_plan(self) -> list[Group] | None:
+        """Measure, choose and agree; all ranks do this at the same step."""
+        began_s = time.perf_counter()
+        mine = {"compute_s": [one.compute_s for one in self._times], "machine": machine_id()}
+        ranks = gathered(self._session, mine)
+        compute_s = slowest_compute_s([one["compute_s"] for one in ranks])
+        if len(ranks) == 1:
+            plan = alone(compute_s, self._settings.quality)
+            return self._change(Course(plan, self._names(), expected_s=compute_s, dense_s=compute_s))
+        cluster = self._cluster([one["machine"] for one in ranks])
+        gradient_bytes = 4 * sum(tensor.numel for tensor in self._tensors)
+        network = measure_network(
+            self._session.transport,
+            kinds=_KINDS,
+            largest_bytes=min(gradient_bytes, _LARGEST_BYTES),
+            patience_s=_PATIENCE_S,
+            repeats=_REPEATS,
+            fewest_repeats=_FEWEST_REPEATS,
+            seconds_per_size=_SECONDS_PER_SIZE,
+            device=self._session.device,
+        )
+        course = None
+        if self._session.rank == 0:  # alone, so that nobody disturbs the clock
+            profile = profile_of_steps(self._tensors, self._times, compute_s, cluster.slowdown)
+            made = choose(
+                profile,
+                network,
+                self._measured_codecs(),
+                cluster,
+                budget=Budget(quality=self._settings.quality, experimental=True),  # the candidates are chosen already
+                fusions=self._settings.fusions,
+                facts={"step": str(self._session.step), "planning_s": f"{time.perf_counter() - began_s:.2f}"},
+            )
+            course = self._course(made, [tensor.fqn for tensor in profile.specs]).to_text()
+        return self._change(read_course(agreed(self._session, course)))
+
+    def _course(self, plan: Plan, order: Sequence[str]) -> Course:
+        """The plan with what is expected of it, given how far off the prediction of what is in use was."""
+        before = self.plan
+        in_use = DENSE if before is None else before.compress
+        observed_s = median(self._dense_s) if before is None else self._watch.observed_s
+        factor = calibration(plan, in_use, observed_s)
+        changed = before is None or (plan.compress, plan.fuse) != (before.compress, before.fuse)
+        return Course(
+            plan,
+            order,
+            expected_s=factor * plan.step_s,
+            dense_s=factor * plan.dense_s,
+            drift=DRIFT if before is None else self._watch.refitted(changed=changed),
+        )
+
+    def _cluster(self, machines: Sequence[str]) -> Cluster:
+        # Accelerators compute by themselves; the threads of the processor are then free for communication.
+        threads = torch.get_num_threads() if self._session.device.type == "cpu" else 1
+        most = max(Counter(machines).values())
+        return Cluster(world_size=len(machines), ranks_per_machine=most, cores=usable_cores(), threads=threads)
+
+    def _measured_codecs(self) -> dict[str, CodecCost]:
+        elems = max(_SMALLEST_SIDE**2, sum(tensor.numel for tensor in self._tensors))
+        sides = tuple(side for side in SIDES if side**2 <= elems)
+        return {spec: _codec_cost(spec, sides, torch.get_num_threads()) for spec in self._settings.specs}
+
+    def _change(self, course: Course) -> list[Group] | None:
+        """Follow a course from the next step on."""
+        before = (DENSE, self._settings.start_fuse) if self.plan is None else (self.plan.compress, self.plan.fuse)
+        plan = course.plan
+        changed = (plan.compress, plan.fuse) != before
+        self._follow(course, trial=changed)
+        if self._session.rank == 0:
+            log.info("auto, from step %d on: %s", self._session.step, summary(plan))
+        if not changed:
+            return None
+        self._session.use(prepare(plan.compress))
+        self._regrouping.use(parse_fusion(plan.fuse), course.order)
+        return self._regrouping.groups()
+
+    def _follow(self, course: Course, *, trial: bool) -> None:
+        self.course = course
+        tried = trial and course.plan.compress != DENSE
+        self._watch = Watch(course.expected_s, course.dense_s if tried else float("inf"), course.drift)
+        self._verdict = "fine"
+        self._enter("watch")
+
+    def _names(self) -> list[str]:
+        return [tensor.fqn for tensor in self._tensors]
+
+    def describe(self) -> str:
+        """One line for people."""
+        if self.plan is None:
+            return f"auto: dense while measuring; a plan is made after step {PLANNING_STEPS}"
+        return f"auto: {summary(self.plan)}"
+
+
+@lru_cache
+def _codec_cost(spec: str, sides: tuple[int, ...], threads: int) -> CodecCost:
+    """Once per process: later plans, and those of other wires, need the same."""
+    return measure_codec(spec, sides)
