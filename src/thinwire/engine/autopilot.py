@@ -10,39 +10,35 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
-
-import torch
 
 from thinwire.core import TensorSpec
 from thinwire.engine.agreeing import agreed, gathered
 from thinwire.engine.course import Course, read_course
 from thinwire.engine.groups import Group, prepare
+from thinwire.engine.measuring import codec_costs, session_cluster, session_network
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.fusion import parse_fusion
-from thinwire.plan.cluster import Cluster, machine_id, usable_cores
-from thinwire.plan.codecs import SIDES, CodecCost, measure_codec
-from thinwire.plan.collectives import Kind
+from thinwire.plan.cluster import Cluster, machine_id
+from thinwire.plan.model import ModelProfile
+from thinwire.plan.network import Network
 from thinwire.plan.online import (
     StepTimes,
     alone,
     back_to_dense,
-    calibration,
+    expectations,
     profile_of_steps,
     slowest_compute_s,
     summary,
 )
 from thinwire.plan.price import DENSE
-from thinwire.plan.probe import measure_network
 from thinwire.plan.result import Plan
 from thinwire.plan.search import Budget, Quality, choose
-from thinwire.plan.watch import DRIFT, Verdict, Watch
+from thinwire.plan.watch import Verdict, Watch
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +46,6 @@ WARMUP_STEPS = 2  # connections, caches, allocations, DDP's new buckets
 DENSE_STEPS = 4
 QUIET_STEPS = 3
 PLANNING_STEPS = WARMUP_STEPS + DENSE_STEPS + QUIET_STEPS  # the first plan is made after so many
-_KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "all_to_all")  # what the candidates use
-_PATIENCE_S = 0.05
-_REPEATS = 15
-_FEWEST_REPEATS = 2  # of messages so slow that little can disturb them
-_SECONDS_PER_SIZE = 0.06
-_LARGEST_BYTES = 16 << 20
-_SMALLEST_SIDE = 256
 
 Phase = Literal["dense", "quiet", "watch"]
 
@@ -112,6 +101,8 @@ class Autopilot:
         try:
             return self._advance(groups, step_s)
         finally:
+            if self.quiet:
+                self._session.synchronize()  # the next step is timed from here
             self._resumed_s = time.perf_counter()
 
     def load(self, saved: str | None) -> None:
@@ -192,60 +183,32 @@ class Autopilot:
         ranks = gathered(self._session, mine)
         compute_s = slowest_compute_s([one["compute_s"] for one in ranks])
         if len(ranks) == 1:
-            plan = alone(compute_s, self._settings.quality)
-            return self._change(Course(plan, self._names(), expected_s=compute_s, dense_s=compute_s))
-        cluster = self._cluster([one["machine"] for one in ranks])
-        gradient_bytes = 4 * sum(tensor.numel for tensor in self._tensors)
-        network = measure_network(
-            self._session.transport,
-            kinds=_KINDS,
-            largest_bytes=min(gradient_bytes, _LARGEST_BYTES),
-            patience_s=_PATIENCE_S,
-            repeats=_REPEATS,
-            fewest_repeats=_FEWEST_REPEATS,
-            seconds_per_size=_SECONDS_PER_SIZE,
-            device=self._session.device,
-        )
+            names = [tensor.fqn for tensor in self._tensors]
+            return self._change(Course(alone(compute_s, self._settings.quality), names, compute_s, compute_s))
+        cluster = session_cluster(self._session, [one["machine"] for one in ranks])
+        network = session_network(self._session, self._tensors)
         course = None
         if self._session.rank == 0:  # alone, so that nobody disturbs the clock
             profile = profile_of_steps(self._tensors, self._times, compute_s, cluster.slowdown)
-            made = choose(
-                profile,
-                network,
-                self._measured_codecs(),
-                cluster,
-                budget=Budget(quality=self._settings.quality, experimental=True),  # the candidates are chosen already
-                fusions=self._settings.fusions,
-                facts={"step": str(self._session.step), "planning_s": f"{time.perf_counter() - began_s:.2f}"},
-            )
-            course = self._course(made, [tensor.fqn for tensor in profile.specs]).to_text()
+            course = self._course(self._choose(profile, network, cluster, began_s), profile).to_text()
         return self._change(read_course(agreed(self._session, course)))
 
-    def _course(self, plan: Plan, order: Sequence[str]) -> Course:
-        """The plan with what is expected of it, given how far off the prediction of what is in use was."""
+    def _choose(self, profile: ModelProfile, network: Network, cluster: Cluster, began_s: float) -> Plan:
+        codecs = codec_costs(self._settings.specs, self._tensors)
+        budget = Budget(quality=self._settings.quality, experimental=True)  # the candidates are chosen already
+        plan = choose(profile, network, codecs, cluster, budget=budget, fusions=self._settings.fusions)
+        facts = {"step": str(self._session.step), "planning_s": f"{time.perf_counter() - began_s:.2f}"}
+        return replace(plan, facts=facts)
+
+    def _course(self, plan: Plan, profile: ModelProfile) -> Course:
+        """The plan with what is expected of it."""
         before = self.plan
         in_use = DENSE if before is None else before.compress
         observed_s = median(self._dense_s) if before is None else self._watch.observed_s
-        factor = calibration(plan, in_use, observed_s)
+        expected_s, dense_s = expectations(plan, in_use, observed_s)
         changed = before is None or (plan.compress, plan.fuse) != (before.compress, before.fuse)
-        return Course(
-            plan,
-            order,
-            expected_s=factor * plan.step_s,
-            dense_s=factor * plan.dense_s,
-            drift=DRIFT if before is None else self._watch.refitted(changed=changed),
-        )
-
-    def _cluster(self, machines: Sequence[str]) -> Cluster:
-        # Accelerators compute by themselves; the threads of the processor are then free for communication.
-        threads = torch.get_num_threads() if self._session.device.type == "cpu" else 1
-        most = max(Counter(machines).values())
-        return Cluster(world_size=len(machines), ranks_per_machine=most, cores=usable_cores(), threads=threads)
-
-    def _measured_codecs(self) -> dict[str, CodecCost]:
-        elems = max(_SMALLEST_SIDE**2, sum(tensor.numel for tensor in self._tensors))
-        sides = tuple(side for side in SIDES if side**2 <= elems)
-        return {spec: _codec_cost(spec, sides, torch.get_num_threads()) for spec in self._settings.specs}
+        order = [tensor.fqn for tensor in profile.specs]
+        return Course(plan, order, expected_s, dense_s, drift=self._watch.refitted(changed=changed))
 
     def _change(self, course: Course) -> list[Group] | None:
         """Follow a course from the next step on."""
@@ -255,6 +218,8 @@ class Autopilot:
         self._follow(course, trial=changed)
         if self._session.rank == 0:
             log.info("auto, from step %d on: %s", self._session.step, summary(plan))
+        if self._session.meter.recorder is not None:
+            self._session.meter.recorder.plan(self._session.step, plan)
         if not changed:
             return None
         self._session.use(prepare(plan.compress))
@@ -268,17 +233,8 @@ class Autopilot:
         self._verdict = "fine"
         self._enter("watch")
 
-    def _names(self) -> list[str]:
-        return [tensor.fqn for tensor in self._tensors]
-
     def describe(self) -> str:
         """One line for people."""
         if self.plan is None:
             return f"auto: dense while measuring; a plan is made after step {PLANNING_STEPS}"
         return f"auto: {summary(self.plan)}"
-
-
-@lru_cache
-def _codec_cost(spec: str, sides: tuple[int, ...], threads: int) -> CodecCost:
-    """Once per process: later plans, and those of other wires, need the same."""
-    return measure_codec(spec, sides)

@@ -69,6 +69,8 @@ class GroupQueue:
 
     def add(self, name: str, gradient: Tensor) -> None:
         """A gradient is ready."""
+        if self._steering.quiet:
+            self._session.synchronize()  # what is timed is when it was computed, not when that was asked for
         self._session.meter.gradient_ready(name)
         self.ready[name] = gradient
         self._missing[self._group_of[name]] -= 1

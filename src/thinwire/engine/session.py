@@ -204,6 +204,11 @@ class Session:
         self.wait(self.scheduler.flush())
         return replies[0]
 
+    def synchronize(self) -> None:
+        """Wait until all that was asked of an accelerator is computed; nothing to do on CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def end_books(self) -> None:
         """Close the accounts of the step that has just ended."""
         self.meter.step_ended(self.step - 1, skipped=self.last_skipped)

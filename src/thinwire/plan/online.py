@@ -16,6 +16,7 @@ from thinwire.plan.search import Quality, candidate_specs
 
 # Only optimizers that know how old updates are may get a sparsifier; this one is measured in docs/optimizers.md.
 FAST_SPECS = ("topk(density=0.05, score='update') | fp16",)
+_LARGEST_CORRECTION = 2.0  # beyond, noise is more likely than a fault of the model
 # Fusions that need no profile of their own: no planner that measures was faster in docs/fusion.md.
 AUTO_FUSIONS = ("auto", "1MiB", "4MiB", "16MiB", "64MiB")
 
@@ -81,10 +82,20 @@ def profile_of_steps(
     )
 
 
-def calibration(plan: Plan, in_use: str, observed_s: float) -> float:
-    """Measured over predicted step of the compressor in use: what predictions of the others are multiplied with."""
-    predicted_s = {one.compress: one.step_s for one in plan.candidates}.get(in_use, 0.0)
-    return observed_s / predicted_s if predicted_s > 0 else 1.0
+def expectations(plan: Plan, in_use: str, observed_s: float) -> tuple[float, float]:
+    """What a step will take under the plan, and what it takes or would take dense, given what it takes now.
+
+    The prediction of what is in use is known to be off by some factor; the communication that others add to the floor is
+    corrected by the same. What is observed needs no prediction.
+    """
+    predicted_s = {one.compress: one.step_s for one in plan.candidates}.get(in_use, observed_s)
+    factor = (observed_s - plan.floor_s) / max(predicted_s - plan.floor_s, 1e-9)
+    factor = min(max(factor, 1 / _LARGEST_CORRECTION), _LARGEST_CORRECTION)
+
+    def expected_s(compress: str, step_s: float) -> float:
+        return observed_s if compress == in_use else plan.floor_s + factor * (step_s - plan.floor_s)
+
+    return expected_s(plan.compress, plan.step_s), expected_s(DENSE, plan.dense_s)
 
 
 def alone(compute_s: float, quality: Quality) -> Plan:
