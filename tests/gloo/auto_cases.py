@@ -22,12 +22,12 @@ from thinwire.plan import Link, network_of_link
 from thinwire.plan.watch import SETTLE_STEPS, TRIAL_STEPS
 
 CASES = Cases()
-SLOW_BITS_PER_S = 20e6
+SLOW_BITS_PER_S = 40e6
 SIDE = 96
 
 
 class Wide(nn.Module):
-    """290 kB of gradients: an eighth of a second on the slow link."""
+    """290 kB of gradients: 60 ms on the slow link."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import thinwire
 
-BACKWARD_S = 0.1
+BACKWARD_S = 0.06
 STEPS = 400
 
 
@@ -28,11 +28,11 @@ class Work(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """A megabyte of gradients that is ready early, and little that is ready last."""
+    """0.66 MB of gradients that are ready early, and little that is ready last."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.small, self.large = nn.Linear(8, 256), nn.Linear(256, 1024)
+        self.small, self.large = nn.Linear(8, 256), nn.Linear(256, 640)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.large(Work.apply(self.small(x)))  # type: ignore[no-untyped-call]

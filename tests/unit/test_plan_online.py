@@ -24,7 +24,7 @@ TENSORS = [TensorSpec("first", (64, 64)), TensorSpec("last", (64, 64)), TensorSp
 
 def steps(before_s: float = 0.1) -> list[StepTimes]:
     """The last layer's gradient is ready first; one step was disturbed."""
-    return [StepTimes(before_s, {"last": 0.0, "first": 0.2 + extra_s}) for extra_s in (0.0, 0.0, 5.0)]
+    return [StepTimes(before_s, {"last": 0.0, "first": 0.2 + extra_s}, 9.0) for extra_s in (0.0, 0.0, 5.0)]
 
 
 def candidate(compress: str, step_s: float) -> Candidate:
@@ -76,7 +76,7 @@ def test_the_slowest_rank_of_each_step_counts() -> None:
 
 
 def test_a_step_without_gradients_is_all_forward() -> None:
-    assert StepTimes(0.5, {}).compute_s == 0.5
+    assert StepTimes(0.5, {}, 0.6).compute_s == 0.5
 
 
 def test_sparsifiers_only_for_those_who_ask_and_know_ages() -> None:

@@ -97,9 +97,9 @@ class Autopilot:
 
     def after_step(self, groups: Sequence[Group]) -> list[Group] | None:
         """Take in the step that has just ended; the new groups if all ranks change to others now."""
-        step_s = time.perf_counter() - self._resumed_s
+        times = self._step_times()
         try:
-            return self._advance(groups, step_s)
+            return self._advance(groups, times)
         finally:
             if self.quiet:
                 self._session.synchronize()  # the next step is timed from here
@@ -121,7 +121,7 @@ class Autopilot:
 
     def _start(self) -> None:
         self.course, self._watch = None, Watch(0.0, float("inf"))
-        self._dense_s: list[float] = []
+        self._exchanges_s: list[float] = []  # of the dense steps
         self._verdict: Verdict = "fine"
         self._session.wish = False
         self._enter("dense")
@@ -130,32 +130,45 @@ class Autopilot:
         self._phase, self._steps = phase, 0
         self._times: list[StepTimes] = []
 
-    def _advance(self, groups: Sequence[Group], step_s: float) -> list[Group] | None:
+    def _advance(self, groups: Sequence[Group], times: StepTimes) -> list[Group] | None:
         self._steps += 1
         if self._phase == "watch":
             if self._session.wished:
                 return self._reconsider()
-            self._observe(step_s)
+            self._observe(times)
             return self._regrouping.after_step(groups)
         if self._phase == "dense":
             if self._steps > WARMUP_STEPS:
-                self._dense_s.append(step_s)
+                self._exchanges_s.append(self._exchange_s(times))
             if self._steps == WARMUP_STEPS + DENSE_STEPS:
                 self._enter("quiet")
             return None
-        self._times.append(self._step_times(step_s))
+        self._times.append(times)
         return self._make_plan() if self._steps == QUIET_STEPS else None
 
-    def _step_times(self, step_s: float) -> StepTimes:
-        ready_s = self._session.meter.last_ready_s
-        first_s = min(ready_s.values(), default=self._resumed_s + step_s)
-        return StepTimes(first_s - self._resumed_s, {name: at_s - first_s for name, at_s in ready_s.items()})
+    def _step_times(self) -> StepTimes:
+        now_s, ready_s = time.perf_counter(), self._session.meter.last_ready_s
+        first_s = min(ready_s.values(), default=now_s)
+        after_s = {name: at_s - first_s for name, at_s in ready_s.items()}
+        return StepTimes(first_s - self._resumed_s, after_s, now_s - self._resumed_s)
 
-    def _observe(self, step_s: float) -> None:
+    def _exchange_s(self, times: StepTimes) -> float:
+        """The part of a step that depends on the network. What a loop does between steps, now and then, is not in it.
+
+        On accelerators nobody knows at the time when a gradient was computed; there it is the whole step.
+        """
+        return times.step_s - (times.before_s if self._session.device.type == "cpu" else 0.0)
+
+    def _before_s(self) -> float:
+        """The other part, as the quiet steps had it."""
+        return median(one.step_s - self._exchange_s(one) for one in self._times)
+
+    def _observe(self, times: StepTimes) -> None:
         """Rank 0 alone, and only if there is a network to have doubts about."""
         if self._session.rank != 0 or self._session.transport.world_size == 1:
             return
-        self._verdict = self._watch.add(step_s)
+        assert self.course is not None
+        self._verdict = self._watch.add(self.course.before_s + self._exchange_s(times))
         self._session.wish = self._verdict != "fine"
 
     def _reconsider(self) -> list[Group] | None:
@@ -174,7 +187,7 @@ class Autopilot:
         assert self.course is not None
         observed_s, dense_s = self._watch.observed_s, self.course.dense_s
         plan, drift = back_to_dense(self.course.plan, observed_s, dense_s), self._watch.refitted(changed=False)
-        return Course(plan, self.course.order, expected_s=dense_s, dense_s=dense_s, drift=drift)
+        return replace(self.course, plan=plan, expected_s=dense_s, drift=drift)
 
     def _make_plan(self) -> list[Group] | None:
         """Measure, choose and agree; all ranks do this at the same step."""
@@ -184,7 +197,7 @@ class Autopilot:
         compute_s = slowest_compute_s([one["compute_s"] for one in ranks])
         if len(ranks) == 1:
             names = [tensor.fqn for tensor in self._tensors]
-            return self._change(Course(alone(compute_s, self._settings.quality), names, compute_s, compute_s))
+            return self._change(Course(alone(compute_s, self._settings.quality), names, 0.0, compute_s, compute_s))
         cluster = session_cluster(self._session, [one["machine"] for one in ranks])
         network = session_network(self._session, self._tensors)
         course = None
@@ -202,13 +215,15 @@ class Autopilot:
 
     def _course(self, plan: Plan, profile: ModelProfile) -> Course:
         """The plan with what is expected of it."""
-        before = self.plan
-        in_use = DENSE if before is None else before.compress
-        observed_s = median(self._dense_s) if before is None else self._watch.observed_s
+        before, before_s = self.course, self._before_s()
+        if before is None:
+            in_use, observed_s, changed = DENSE, before_s + median(self._exchanges_s), True
+        else:
+            in_use, observed_s = before.plan.compress, before_s + self._watch.observed_s - before.before_s
+            changed = (plan.compress, plan.fuse) != (in_use, before.plan.fuse)
         expected_s, dense_s = expectations(plan, in_use, observed_s)
-        changed = before is None or (plan.compress, plan.fuse) != (before.compress, before.fuse)
         order = [tensor.fqn for tensor in profile.specs]
-        return Course(plan, order, expected_s, dense_s, drift=self._watch.refitted(changed=changed))
+        return Course(plan, order, before_s, expected_s, dense_s, drift=self._watch.refitted(changed=changed))
 
     def _change(self, course: Course) -> list[Group] | None:
         """Follow a course from the next step on."""

@@ -23,15 +23,17 @@ AUTO_FUSIONS = ("auto", "1MiB", "4MiB", "16MiB", "64MiB")
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One step on one rank, without communication next to it.
+    """One step on one rank.
 
     Args:
         before_s: from the end of the step before to the first gradient: optimizer, data, forward.
         ready_s: when each gradient was ready, after the first one.
+        step_s: until the last gradient was averaged.
     """
 
     before_s: float
     ready_s: Mapping[str, float]
+    step_s: float
 
     @property
     def backward_s(self) -> float:
