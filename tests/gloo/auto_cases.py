@@ -138,6 +138,23 @@ def stays_dense_where_nothing_helps(rank: Rank, engine: str) -> object:
     return digest(dict(model.named_parameters()))
 
 
+@CASES.plain
+def sparsifies_for_optimizers_that_know_ages(rank: Rank, engine: str) -> object:
+    """``quality="fast"`` with thinwire's own AdamW; the sparsifier that takes over has ages from its first step on."""
+    model = seeded(Wide)
+    optimizer = thinwire.optim.AdamW(model.parameters(), lr=0.001)
+    with claimed_link(1e5), thinwire.attach(model, optimizer, quality="fast", fuse="none") as wire:
+        train(model, optimizer, rank, range(PLANNING_STEPS))
+        assert wire.plan is not None
+        assert wire.plan.compress.startswith("topk"), wire.plan.explain()
+        assert wire.plan.fuse == "none"
+        train(model, optimizer, rank, range(2))
+        received = wire.received(model.get_parameter("layers.2.weight"))
+        assert received is not None
+        assert 0 < received.mask.float().mean() < 0.2
+    return digest(dict(model.named_parameters()))
+
+
 @CASES.both
 def falls_back_to_dense_and_loses_nothing(rank: Rank, engine: str) -> object:
     """A plan that is measured to be slower than dense is dropped; what int4 still owed is paid by the dense step after it."""

@@ -15,6 +15,7 @@ import thinwire
 from gloo.support import ENGINES, Net, close, loss_of, mean_gradients, seeded, sgd, specs, train, wrap
 from thinwire.engine.autopilot import PLANNING_STEPS
 from thinwire.plan.online import alone
+from thinwire.report.events import read_events
 
 pytestmark = pytest.mark.gloo
 
@@ -134,5 +135,9 @@ def test_an_interrupted_backward_pass_is_explained(single_rank_group: None) -> N
 def test_events_are_recorded(single_rank_group: None, tmp_path: Path) -> None:
     model = seeded(Net)
     with thinwire.attach(model, events=str(tmp_path)):
-        loss_of(model, 0, 0).backward()
-    assert [path for path in tmp_path.rglob("*.jsonl") if path.stat().st_size > 0]
+        for _ in range(PLANNING_STEPS):
+            loss_of(model, 0, 0).backward()
+    events = list(read_events(tmp_path / "rank0.jsonl"))
+    assert [event["kind"] for event in events].count("step") == PLANNING_STEPS
+    (plan,) = [event for event in events if event["kind"] == "plan"]
+    assert (plan["step"], plan["compress"]) == (PLANNING_STEPS, "dense")

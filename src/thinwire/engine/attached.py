@@ -76,7 +76,7 @@ class Attached:
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals and other compressor state, by parameter name. Save one per rank.
 
-        Holds only tensors, numbers and strings.
+        Holds only tensors, numbers, strings and None.
         """
         transport = self._session.scheduler.transport
         course = None if self._autopilot is None else self._autopilot.course
