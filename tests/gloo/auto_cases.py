@@ -105,6 +105,9 @@ def plans_on_a_slow_link_and_resumes(rank: Rank, engine: str) -> object:
     assert plan.compress in ("int4", "int8"), plan.explain()
     assert plan.compress in wire.explain()
     assert plan.step_s < plan.dense_s
+    assert 0 < float(plan.facts["noise_share"]) < 1
+    errors = {one.compress: one.relative_error for one in plan.candidates}
+    assert 0 < errors["bf16"] < errors["int8"] < errors["int4"] < 0.05
     train(model, optimizer, rank, [PLANNING_STEPS])
     assert wire.stats().wire_bytes - sent_bytes < 4 * 73_000 / 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import thinwire.api  # noqa: F401  (fills the registry)
 from thinwire.core import TensorSpec
@@ -13,6 +14,7 @@ from thinwire.plan.online import (
     auto_specs,
     back_to_dense,
     expectations,
+    noise_over_ranks,
     profile_of_steps,
     slowest_compute_s,
     summary,
@@ -86,6 +88,19 @@ def test_sparsifiers_only_for_those_who_ask_and_know_ages() -> None:
     assert auto_specs("fast", reads_ages=False) == few_bits
     assert any(spec.startswith("topk") for spec in auto_specs("fast", reads_ages=True))
     assert not any(spec.startswith("topk") for spec in auto_specs("exact", reads_ages=True))
+
+
+def test_noise_is_what_the_mean_over_ranks_loses() -> None:
+    """Ranks that agree have no noise; ranks that have nothing in common have no signal."""
+    generator = torch.Generator().manual_seed(0)
+    signal, noises = torch.randn(5000, generator=generator), torch.randn(4, 5000, generator=generator)
+    gradients = signal + 2 * noises
+    local_sq = [{"w": float(one.square().sum())} for one in gradients]
+    found = noise_over_ranks(local_sq, {"w": float(gradients.mean(0).square().sum())})["w"]
+    assert found.signal_sq == pytest.approx(5000, rel=0.15)
+    assert found.noise_sq == pytest.approx(4 * 5000, rel=0.05)
+    same = noise_over_ranks([{"w": 3.0}] * 2, {"w": 3.0})["w"]
+    assert (same.signal_sq, same.noise_sq) == (3.0, 0.0)
 
 
 def test_what_is_observed_needs_no_prediction() -> None:

@@ -19,18 +19,19 @@ from thinwire.core import TensorSpec
 from thinwire.engine.agreeing import agreed, gathered
 from thinwire.engine.course import Course, read_course
 from thinwire.engine.groups import Group, prepare
-from thinwire.engine.measuring import codec_costs, session_cluster, session_network
+from thinwire.engine.measuring import codec_costs, gradient_errors, session_cluster, session_network
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.fusion import parse_fusion
 from thinwire.plan.cluster import Cluster, machine_id
-from thinwire.plan.model import ModelProfile
+from thinwire.plan.model import ModelProfile, Noise
 from thinwire.plan.network import Network
 from thinwire.plan.online import (
     StepTimes,
     alone,
     back_to_dense,
     expectations,
+    noise_over_ranks,
     profile_of_steps,
     slowest_compute_s,
     summary,
@@ -124,11 +125,16 @@ class Autopilot:
         self._exchanges_s: list[float] = []  # of the dense steps
         self._verdict: Verdict = "fine"
         self._session.wish = False
+        self._session.norms.clear()
+        self._noise: dict[str, Noise] = {}  # of rank 0's first plan, which measures these for all later ones
+        self._errors: dict[str, dict[str, float]] = {}
         self._enter("dense")
 
     def _enter(self, phase: Phase) -> None:
         self._phase, self._steps = phase, 0
         self._times: list[StepTimes] = []
+        # Of dense steps only: what a compressor has done to a gradient is no noise of the gradient.
+        self._session.norms.wanted = phase == "quiet" and self.course is None
 
     def _advance(self, groups: Sequence[Group], times: StepTimes) -> list[Group] | None:
         self._steps += 1
@@ -192,7 +198,8 @@ class Autopilot:
     def _make_plan(self) -> list[Group] | None:
         """Measure, choose and agree; all ranks do this at the same step."""
         began_s = time.perf_counter()
-        mine = {"compute_s": [one.compute_s for one in self._times], "machine": machine_id()}
+        norms = self._session.norms
+        mine = {"compute_s": [one.compute_s for one in self._times], "machine": machine_id(), "sq": norms.local_sq}
         ranks = gathered(self._session, mine)
         compute_s = slowest_compute_s([one["compute_s"] for one in ranks])
         if len(ranks) == 1:
@@ -203,6 +210,10 @@ class Autopilot:
         course = None
         if self._session.rank == 0:  # alone, so that nobody disturbs the clock
             profile = profile_of_steps(self._tensors, self._times, compute_s, cluster.slowdown)
+            if self.course is None:
+                self._noise = noise_over_ranks([one["sq"] for one in ranks], norms.mean_sq)
+                self._errors = gradient_errors(self._settings.specs, self._session.gradients())
+            profile = replace(profile, noise=self._noise, errors=self._errors)
             course = self._course(self._choose(profile, network, cluster, began_s), profile).to_text()
         return self._change(read_course(agreed(self._session, course)))
 
@@ -211,7 +222,8 @@ class Autopilot:
         budget = Budget(quality=self._settings.quality, experimental=True)  # the candidates are chosen already
         plan = choose(profile, network, codecs, cluster, budget=budget, fusions=self._settings.fusions)
         facts = {"step": str(self._session.step), "planning_s": f"{time.perf_counter() - began_s:.2f}"}
-        return replace(plan, facts=facts)
+        noise = profile.noise_share()
+        return replace(plan, facts=facts if noise is None else {**facts, "noise_share": f"{noise:.3f}"})
 
     def _course(self, plan: Plan, profile: ModelProfile) -> Course:
         """The plan with what is expected of it."""

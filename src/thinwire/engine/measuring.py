@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from thinwire.core import TensorSpec
 from thinwire.engine.session import Session
 from thinwire.plan.cluster import Cluster, usable_cores
-from thinwire.plan.codecs import SIDES, CodecCost, measure_codec
+from thinwire.plan.codecs import SIDES, CodecCost, measure_codec, relative_error
 from thinwire.plan.collectives import Kind
 from thinwire.plan.network import Network
 from thinwire.plan.probe import measure_network
@@ -24,6 +25,8 @@ _REPEATS = 15
 _FEWEST_REPEATS = 2  # of messages so slow that little can disturb them
 _SECONDS_PER_SIZE = 0.06
 _SMALLEST_SIDE = 256
+_SAMPLED_TENSORS = 60
+_SAMPLED_ELEMS = 1 << 16
 
 
 def session_network(session: Session, tensors: Sequence[TensorSpec]) -> Network:
@@ -53,6 +56,27 @@ def codec_costs(specs: Sequence[str], tensors: Sequence[TensorSpec]) -> Mapping[
     elems = max(_SMALLEST_SIDE**2, sum(tensor.numel for tensor in tensors))
     sides = tuple(side for side in SIDES if side**2 <= elems)
     return {spec: _codec_cost(spec, sides, torch.get_num_threads()) for spec in specs}
+
+
+def gradient_errors(specs: Sequence[str], gradients: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """By spec and name, ‖g - C(g)‖² / ‖g‖² of gradients: of some rows of some tensors, and their mean for all others."""
+    chosen = dict(list(gradients.items())[:: max(1, len(gradients) // _SAMPLED_TENSORS)])
+    samples = {name: _some_rows(gradient) for name, gradient in chosen.items()}
+    return {spec: _errors(spec, samples, gradients) for spec in specs}
+
+
+def _errors(spec: str, samples: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, float]:
+    errors = {name: relative_error(spec, g, TensorSpec(name, tuple(g.shape))) for name, g in samples.items()}
+    sizes = {name: float(g.square().sum()) for name, g in samples.items()}
+    usual = sum(errors[name] * size for name, size in sizes.items()) / max(sum(sizes.values()), 1e-30)
+    return {name: errors.get(name, usual) for name in names}
+
+
+def _some_rows(gradient: Tensor) -> Tensor:
+    """About as many rows, spread over all, as make the sample of a tensor."""
+    if gradient.dim() < 2:
+        return gradient.float().cpu()
+    return gradient[:: max(1, gradient.numel() // _SAMPLED_ELEMS)].float().cpu()
 
 
 @lru_cache

@@ -19,6 +19,7 @@ from thinwire.engine.flat import flatten
 from thinwire.engine.groups import Group, Unit
 from thinwire.engine.importance import importance
 from thinwire.engine.meter import Meter
+from thinwire.engine.norms import Norms
 from thinwire.engine.received import Ages, aged_elems, check_ages
 from thinwire.engine.states import StateStore
 
@@ -63,6 +64,7 @@ class Session:
         self.ages = Ages(parameters, tensors, compressor)
         self._parameters, self._tensors, self._optimizer = parameters, tensors, optimizer
         self._names = [tensor.fqn for tensor in tensors]
+        self.norms = Norms()
         self.meter = Meter(self.scheduler, counting)
         self.step = 0
         self.seed = seed
@@ -123,6 +125,7 @@ class Session:
         def done(results: list[Exchanged]) -> None:
             for unit, result in zip(group.units, results, strict=True):
                 self._new_states[unit] = result.state
+                self.norms.add_mean(unit, result.mean)
                 mean = result.mean if scale == 1.0 else result.mean * scale
                 for tensor, part in zip(unit.spec.tensors, mean.split(unit.spec.sizes), strict=True):
                     write(tensor, part.view(tensor.shape))
@@ -141,6 +144,7 @@ class Session:
             # The step will be skipped; what this rank sends for it no longer matters, but must be well-defined.
             self._finite = False
             x.zero_()
+        self.norms.add_local(unit, x)
         self.states.add_carried(unit, x)
         compressor, parameters = unit.compressor, self._parameters
         weights = flatten(unit, parameters) if compressor.needs_weights else None
@@ -174,6 +178,7 @@ class Session:
         return self.scheduler.flush(close)
 
     def _close_step(self, counts: bool, used_anywhere: Sequence[bool]) -> None:
+        self.norms.end_step(counts)
         if counts:
             unused = {name for name, used in zip(self._names, used_anywhere, strict=True) if not used}
             self.states.commit(self._new_states, untouched=unused)
@@ -203,6 +208,10 @@ class Session:
         self.scheduler.submit(exchange, replies.extend, step=self.step, group=SETUP_GROUP)
         self.wait(self.scheduler.flush())
         return replies[0]
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What lies in the parameters' ``.grad``, by name; whether local or averaged is the engine's business."""
+        return {name: p.grad.detach() for name, p in self._parameters.items() if p.grad is not None}
 
     def synchronize(self) -> None:
         """Wait until all that was asked of an accelerator is computed; nothing to do on CPU."""

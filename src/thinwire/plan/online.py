@@ -8,7 +8,7 @@ from statistics import median
 
 from thinwire.core import TensorSpec
 from thinwire.fusion import TensorProfile
-from thinwire.plan.model import ModelProfile
+from thinwire.plan.model import ModelProfile, Noise
 from thinwire.plan.price import DENSE
 from thinwire.plan.probe import now
 from thinwire.plan.result import Candidate, Plan
@@ -82,6 +82,23 @@ def profile_of_steps(
         memory_bytes=0.0,
         slowdown=slowdown,
     )
+
+
+def noise_over_ranks(of_ranks: Sequence[Mapping[str, float]], mean_sq: Mapping[str, float]) -> dict[str, Noise]:
+    """Signal and noise of a rank's gradient, from the squared norms of the ranks' gradients and of their mean.
+
+    With P ranks whose gradients g have the signal S and the noise N, E‖g‖² = S + N and E‖mean g‖² = S + N/P.
+
+    Args:
+        of_ranks: at least two, each by parameter name, summed over the same steps as ``mean_sq``.
+    """
+    ranks = len(of_ranks)
+    noise = {}
+    for name, of_mean in mean_sq.items():
+        of_one = sum(local_sq[name] for local_sq in of_ranks) / ranks
+        noise_sq = max(0.0, (of_one - of_mean) * ranks / (ranks - 1))
+        noise[name] = Noise(max(0.0, of_one - noise_sq), noise_sq)
+    return noise
 
 
 def expectations(plan: Plan, in_use: str, observed_s: float) -> tuple[float, float]:
