@@ -197,6 +197,6 @@ def follows_a_link_that_falls(rank: Rank, engine: str) -> object:
             if wire.plan.facts["step"] != first.facts["step"]:
                 break
         assert wire.plan.compress == "bf16", wire.plan.explain()
-        assert wire.plan.dense_s > 3 * first.dense_s
+        assert wire.plan.dense_s > 1.5 * first.dense_s
         train(model, optimizer, rank, range(3))
     return digest(dict(model.named_parameters())), index

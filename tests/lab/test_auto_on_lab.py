@@ -35,6 +35,6 @@ def test_auto_switches_when_the_link_falls() -> None:
     first, second = lines[0], lines[1]
     assert first == second, "the hosts have come apart"
     chosen = [line["compress"] for line in first[:-1]]
-    assert chosen[FALLS_AT] == "dense", "0.66 MB hide behind 0.06 s of backward at 1 Gbit/s"
+    assert chosen[FALLS_AT] == "dense", "0.82 MB hide behind 0.08 s of backward at 1 Gbit/s"
     assert chosen[-1] != "dense"
     assert len(chosen) - FALLS_AT < 200
