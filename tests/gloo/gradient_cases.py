@@ -162,7 +162,7 @@ def unfreezing_is_refused(rank: Rank, engine: str) -> None:
     net = seeded(Net)
     assert isinstance(net, Net)
     net.first.weight.requires_grad_(False)
-    with thinwire.attach(net):
+    with thinwire.attach(net, compress="int4"):
         net.first.weight.requires_grad_(True)
         message = str(error_of(thinwire.ConfigError, loss_of(net, rank.index, 0).backward))
         assert "first.weight was frozen" in message

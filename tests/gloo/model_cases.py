@@ -33,7 +33,7 @@ CASES = Cases()
 @CASES.plain
 def ranks_start_from_the_values_of_rank_0(rank: Rank, engine: str) -> str:
     model = seeded(Net, seed=rank.index)
-    with thinwire.attach(model):
+    with thinwire.attach(model, compress="int4"):
         for got, expected in zip(model.parameters(), seeded(Net, seed=0).parameters(), strict=True):
             assert torch.equal(got, expected)
     return digest(dict(model.named_parameters()))
@@ -191,7 +191,7 @@ def buffers_follow_rank_0(rank: Rank, engine: str) -> str:
     assert isinstance(normed, Normed)
     model = wrap(engine, normed)
     optimizer = sgd(model)
-    with thinwire.attach(model, optimizer):
+    with thinwire.attach(model, optimizer, compress="int4"):
         train(model, optimizer, rank.index, range(3))
     assert not torch.equal(normed.seen[0], normed.seen[2]), "the buffers do not move at all"
     return digest({str(i): seen for i, seen in enumerate(normed.seen)})
@@ -201,7 +201,7 @@ def buffers_follow_rank_0(rank: Rank, engine: str) -> str:
 def buffers_may_stay_apart(rank: Rank, engine: str) -> None:
     normed = seeded(Normed)
     assert isinstance(normed, Normed)
-    with thinwire.attach(normed, broadcast_buffers=False):
+    with thinwire.attach(normed, compress="int4", broadcast_buffers=False):
         loss_of(normed, rank.index, 0).backward()
         loss_of(normed, rank.index, 1).backward()
     alone = nn.BatchNorm1d(24)

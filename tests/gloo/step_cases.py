@@ -141,20 +141,20 @@ def detach_restores_and_reattach_works(rank: Rank, engine: str) -> str:
 def an_error_inside_the_with_block_detaches(rank: Rank, engine: str) -> None:
     model = wrap(engine, seeded(Net))
     try:
-        with thinwire.attach(model):
+        with thinwire.attach(model, compress="int4"):
             raise KeyError("user's own")
     except KeyError:
         pass
     assert not [thread for thread in threading.enumerate() if thread.name == "thinwire-comm"]
-    with thinwire.attach(model):
+    with thinwire.attach(model, compress="int4"):
         loss_of(model, rank.index, 0).backward()
 
 
 @CASES.both
 def a_second_attach_is_refused(rank: Rank, engine: str) -> None:
     model = wrap(engine, seeded(Net))
-    with thinwire.attach(model):
-        message = str(error_of(thinwire.ConfigError, lambda: thinwire.attach(model)))
+    with thinwire.attach(model, compress="int4"):
+        message = str(error_of(thinwire.ConfigError, lambda: thinwire.attach(model, compress="int4")))
         assert "detach() that first" in message
         loss_of(model, rank.index, 0).backward()
     assert not [thread for thread in threading.enumerate() if thread.name == "thinwire-comm"]

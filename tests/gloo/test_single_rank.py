@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import thinwire
 from gloo.support import ENGINES, Net, close, loss_of, mean_gradients, seeded, sgd, specs, train, wrap
+from thinwire.engine.autopilot import PLANNING_STEPS
+from thinwire.plan.online import alone
+from thinwire.report.events import read_events
 
 pytestmark = pytest.mark.gloo
 
@@ -39,6 +43,26 @@ def test_dense_on_one_rank_changes_nothing(single_rank_group: None, engine: str)
         close(parameter.grad, expected)
 
 
+def test_auto_alone_is_dense_and_says_so(single_rank_group: None, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="thinwire")
+    model = seeded(Net)
+    with thinwire.attach(model) as wire:
+        train(model, sgd(model), 0, range(PLANNING_STEPS + 30))
+        assert wire.plan is not None
+        assert wire.plan.compress == "dense"
+        assert wire.stats().wire_bytes == 0
+        state = wire.state_dict()
+        with pytest.raises(thinwire.CheckpointError, match="plan in the checkpoint cannot be read"):
+            wire.load_state_dict({**state, "plan": "{}"})
+    assert [record.message for record in caplog.records if "nobody to send anything to" in record.message]
+
+
+def test_a_plan_from_elsewhere_is_followed_at_once(single_rank_group: None) -> None:
+    plan = replace(alone(1.0, "safe"), compress="int8", fuse="1MiB")
+    with thinwire.attach(seeded(Net), plan=plan) as wire:
+        assert wire.state_dict()["compress"] == "route | int8"
+
+
 def test_without_a_process_group() -> None:
     with pytest.raises(thinwire.ConfigError, match=r"init_process_group.*torchrun"):
         thinwire.attach(Net())
@@ -50,7 +74,9 @@ def test_without_a_process_group() -> None:
         ({"compress": "zip"}, "Available: .*topk"),
         ({"fuse": "everything"}, "fuse is 'everything'"),
         ({"sync": "never"}, "every_step"),
-        ({"plan": object()}, "planner"),
+        ({"plan": object()}, "expected a plan of the planner"),
+        ({"plan": alone(1.0, "safe"), "compress": "int4"}, "leave out compress="),
+        ({"quality": "perfect"}, "expected one of exact, safe, fast"),
     ],
 )
 def test_wrong_arguments(single_rank_group: None, arguments: dict[str, object], answer: str) -> None:
@@ -109,5 +135,9 @@ def test_an_interrupted_backward_pass_is_explained(single_rank_group: None) -> N
 def test_events_are_recorded(single_rank_group: None, tmp_path: Path) -> None:
     model = seeded(Net)
     with thinwire.attach(model, events=str(tmp_path)):
-        loss_of(model, 0, 0).backward()
-    assert [path for path in tmp_path.rglob("*.jsonl") if path.stat().st_size > 0]
+        for _ in range(PLANNING_STEPS):
+            loss_of(model, 0, 0).backward()
+    events = list(read_events(tmp_path / "rank0.jsonl"))
+    assert [event["kind"] for event in events].count("step") == PLANNING_STEPS
+    (plan,) = [event for event in events if event["kind"] == "plan"]
+    assert (plan["step"], plan["compress"]) == (PLANNING_STEPS, "dense")

@@ -35,6 +35,7 @@ ATTACH_KEYWORDS = {
     "fuse": "auto",
     "sync": "every_step",
     "plan": None,
+    "quality": "safe",
     "scaler": None,
     "broadcast_buffers": True,
     "transport": None,
@@ -97,6 +98,7 @@ def test_attached_has_what_the_docs_promise() -> None:
     assert public | {"__enter__", "__exit__"} == ATTACHED
     assert hasattr(thinwire.Attached, "__enter__")
     assert hasattr(thinwire.Attached, "__exit__")
+    assert isinstance(inspect.getattr_static(thinwire.Attached, "plan"), property)
 
 
 def test_stats_fields() -> None:

@@ -29,9 +29,9 @@ def test_prepare_adds_what_is_missing(spec: str, prepared: str) -> None:
     assert str(prepare(spec)) == prepared
 
 
-def test_auto_is_something_that_compresses() -> None:
-    compressor = prepare("auto").route(CONV)
-    group = make_group([CONV], prepare("auto"))
+def test_int4_compresses_what_is_large() -> None:
+    compressor = prepare("int4").route(CONV)
+    group = make_group([CONV], prepare("int4"))
     assert compressor.wire_bytes(group.units[0].spec, 4) < make("dense").wire_bytes(group.units[0].spec, 4) / 4
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from thinwire.report.events import EventError, EventWriter
 from thinwire.report.runs import Contest, Point, load_contests
-from thinwire.report.summary import COLUMNS, Row, format_cells, headlines, summarise, time_to_loss
+from thinwire.report.summary import COLUMNS, Row, choices, format_cells, headlines, summarise, time_to_loss
 
 STEPS = 12
 
@@ -62,6 +62,22 @@ def test_step_times_are_medians_over_all_ranks_without_the_warm_up(contest: Cont
     assert row(contest, "floor").median_step_s == pytest.approx(0.50)
     assert row(contest, "dense").times_floor == pytest.approx(3.0)
     assert row(contest, "ours").times_floor == pytest.approx(1.1)
+
+
+def test_figures_of_a_run_that_plans_begin_with_its_plan(tmp_path: Path) -> None:
+    """Dense steps in which it measures are its warm-up, and what it chose is said below the table."""
+    with EventWriter(tmp_path / "rank0.jsonl") as events:
+        events.write("run", label="ours", mode="thinwire", rank=0, world_size=1)
+        for step in range(12):
+            step_s = 2.0 if step < 10 else 0.5
+            events.write("step", step=step, loss=1.0, step_s=step_s, elapsed_s=step_s, sent_bytes=1)
+            if step == 8:
+                times = {"step_s": 0.5, "dense_s": 2.0, "floor_s": 0.4}
+                events.write("plan", step=9, compress="int4", fuse="4MiB", explanation="because", **times)
+    (contest,) = load_contests([tmp_path])
+    assert row(contest, "ours").median_step_s == 0.5
+    (sentence,) = choices(contest)
+    assert sentence.startswith("ours chose int4 (fuse=4MiB) after 9 steps: 0.5 s predicted, dense 2 s")
 
 
 def test_the_floor_has_no_loss(contest: Contest) -> None:

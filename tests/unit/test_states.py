@@ -104,3 +104,43 @@ def test_what_another_compressor_does_not_use_is_set_aside() -> None:
     store.load(store.by_name())
     again = store.of(whole)
     assert all(torch.equal(again[key], value) for key, value in _counted(whole, 7).items())
+
+
+def test_another_compressor_inherits_residuals() -> None:
+    store = StateStore(TENSORS, COMPRESSOR)
+    whole = _unit(*TENSORS)
+    store.of(whole)
+    store.commit({whole: _counted(whole, 10)})
+    after = store.converted(make("ef | topk(density=0.5)"))
+    assert after.by_name()["b"]["residual"].tolist() == [16.0, 17.0, 18.0, 19.0]
+    assert after.by_name()["b"].keys() == {"residual"}
+    assert not after.carried
+
+
+def test_what_is_owed_joins_the_next_gradient_that_counts() -> None:
+    """Dense keeps no residual, so what the one before owed goes into a gradient, once, and not before a step counts."""
+    store = StateStore(TENSORS, COMPRESSOR)
+    whole = _unit(*TENSORS)
+    store.of(whole)
+    store.commit({whole: _counted(whole, 10)})
+    after = store.converted(make("dense"))
+    unit = Unit(UnitSpec((TENSORS[1], TENSORS[2])), make("dense"))
+    for _ in range(2):  # a step that is skipped changes nothing
+        x = torch.ones(5)
+        after.add_carried(unit, x)
+        assert x.tolist() == [17.0, 18.0, 19.0, 20.0, 21.0]
+    after.of(unit)
+    after.commit({unit: {}}, untouched={"c"})
+    assert sorted(after.carried) == ["a", "c"]
+    back = after.converted(COMPRESSOR)  # nothing is lost on the way back either
+    assert back.by_name()["a"]["residual"].tolist() == list(range(10, 16))
+    assert back.by_name()["b"]["residual"].tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("carried", [{"z": torch.ones(4)}, {"b": torch.ones(5)}])
+def test_foreign_debts_are_refused(carried: dict[str, torch.Tensor]) -> None:
+    store = StateStore(TENSORS, make("dense"))
+    with pytest.raises(CheckpointError, match="do not fit"):
+        store.load(store.by_name(), carried)
+    store.load(store.by_name(), {"b": torch.ones(4)})
+    assert store.carried["b"].tolist() == [1.0] * 4

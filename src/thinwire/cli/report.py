@@ -42,7 +42,7 @@ def report(
 
 def print_contest(console: Console, contest: Contest) -> None:
     """Print the closing table of one contest, and what it comes to in a sentence."""
-    from thinwire.report.summary import COLUMNS, format_cells, headlines, summarise
+    from thinwire.report.summary import COLUMNS, choices, format_cells, headlines, summarise
 
     rows = summarise(contest)
     table = Table(title=contest.directory.name, title_justify="left")
@@ -52,5 +52,5 @@ def print_contest(console: Console, contest: Contest) -> None:
         emphasis = "dim" if row.is_floor else "" if row.is_dense else "bold"
         table.add_row(*(Text(cell) for cell in format_cells(row)), style=emphasis)
     console.print(table)
-    for line in headlines(rows):
+    for line in [*headlines(rows), *choices(contest)]:
         console.print(Text(line))

@@ -16,6 +16,7 @@ import thinwire
 from thinwire.comm import Throttled, TorchDistTransport
 from thinwire.demo.model import build_model
 from thinwire.demo.settings import Contestant
+from thinwire.plan import Plan
 
 INTERFACE_TABLE = Path("/proc/self/net/dev")  # of the process's own network namespace, unlike /sys without a remount
 SENT_BYTES_COLUMN = 8
@@ -54,6 +55,11 @@ class Contender:
             totals["wire_bytes"] = wire_bytes
             totals |= {name: getattr(stats, name) for name in THINWIRE_SECONDS}
         return totals
+
+    @property
+    def plan(self) -> Plan | None:
+        """What ``compress="auto"`` has chosen, once it has."""
+        return None if self.wire is None else self.wire.plan
 
     def explain(self) -> str:
         """What thinwire does here, in its own words; empty for the others."""

@@ -21,6 +21,7 @@ from thinwire.demo.contender import Contender, make_contender
 from thinwire.demo.data import load_corpus
 from thinwire.demo.settings import Contestant, Workload
 from thinwire.demo.train import collective_timeout_s, train_step
+from thinwire.engine.autopilot import PLANNING_STEPS as AUTO_STEPS
 from thinwire.fusion import parse_fusion
 from thinwire.report.events import EventWriter
 
@@ -74,8 +75,10 @@ def take_turns(turns: Turns, contenders: list[Contender], events: EventWriter) -
 
 def warmup_steps(contestant: Contestant) -> int:
     """Steps before anything is timed."""
-    plans = contestant.mode == "thinwire" and parse_fusion(contestant.fuse).needs_profile
-    return PLANNING_STEPS if plans else WARMUP_STEPS
+    if contestant.mode != "thinwire":
+        return WARMUP_STEPS
+    chooses = AUTO_STEPS if contestant.compress == "auto" else 0
+    return chooses + (PLANNING_STEPS if parse_fusion(contestant.fuse).needs_profile else WARMUP_STEPS)
 
 
 def run_worker(settings: Path) -> None:

@@ -19,6 +19,7 @@ from thinwire.demo.contender import Contender, make_contender
 from thinwire.demo.data import Corpus, batch_starts, evaluation_starts, load_corpus, windows_at
 from thinwire.demo.model import build_model
 from thinwire.demo.settings import Contestant, Workload
+from thinwire.engine.recording import plan_event
 from thinwire.report.events import EventWriter
 
 MIN_TIMEOUT_S = 60.0
@@ -86,13 +87,17 @@ def write_header(events: EventWriter, contestant: Contestant, contender: Contend
 def train(contestant: Contestant, contender: Contender, corpus: Corpus, events: EventWriter) -> None:
     """Run all steps and evaluations of one contestant and write their events."""
     workload = contestant.workload
-    elapsed_s = 0.0
+    elapsed_s, plan = 0.0, None
     for step in range(workload.steps):
         before = contender.counters()
         loss, step_s = train_step(contender, corpus, workload, step)
         elapsed_s += step_s
         spent = {name: value - before[name] for name, value in contender.counters().items()}
         events.write("step", step=step, loss=loss, step_s=step_s, elapsed_s=elapsed_s, **spent)
+        if contender.plan is not plan:
+            plan = contender.plan
+            assert plan is not None
+            events.write("plan", **plan_event(step + 1, plan))
         if workload.evaluates_after(step):
             events.write("eval", step=step, loss=evaluate(contender, corpus, workload), elapsed_s=elapsed_s)
     if contender.wire is not None:

@@ -14,14 +14,20 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.comm import Tag, TorchDistTransport, Transport
 from thinwire.core import AllGather, Compressor, ConfigError, DesyncError, TensorSpec
 from thinwire.engine.attached import Attached
+from thinwire.engine.autopilot import Autopilot, AutoSettings
 from thinwire.engine.ddp import DDPEngine
+from thinwire.engine.group_queue import Steering
 from thinwire.engine.groups import fingerprint, prepare
 from thinwire.engine.plain import PlainEngine
-from thinwire.engine.received import warn_if_blind
+from thinwire.engine.received import reads_ages, warn_if_blind
 from thinwire.engine.recording import Recorder
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import GradScaler, Session
 from thinwire.fusion import parse_fusion
+from thinwire.plan.online import AUTO_FUSIONS, auto_specs
+from thinwire.plan.price import DENSE
+from thinwire.plan.result import Plan
+from thinwire.plan.search import Budget, Quality
 
 
 def attach(
@@ -31,7 +37,8 @@ def attach(
     compress: str | Compressor = "auto",
     fuse: str = "auto",
     sync: str = "every_step",
-    plan: None = None,
+    plan: Plan | None = None,
+    quality: Quality = "safe",
     scaler: GradScaler | None = None,
     broadcast_buffers: bool = True,
     transport: Transport | None = None,
@@ -48,10 +55,17 @@ def attach(
         optimizer: the optimizer of these parameters. With it, a step in which any rank has a NaN or Inf gradient is
             skipped on all ranks; without it such a step leaves NaN gradients, as plain DDP does.
         compress: what each gradient sends, for example ``"topk(density=0.01) | fp16"``; see ``thinwire.available()``.
+            ``"auto"``: nine dense steps are measured, then the network and the candidates, for a few seconds; all ranks
+            then change to what is predicted to be fastest, or stay dense where nothing is faster by more than 3 %.
+            ``wire.plan`` says what and why. Steps that take longer or shorter than predicted are noticed: the network is
+            measured again, and the plan with it.
         fuse: which gradients travel together: ``"auto"``, ``"none"``, a size such as ``"2MiB"``, or a planner that measures
-            first: ``"safusion"``, ``"ssfusion"``, ``"optimal"``.
+            first: ``"safusion"``, ``"ssfusion"``, ``"optimal"``. With ``compress="auto"``, ``"auto"`` is planned too.
         sync: when workers synchronise; ``"every_step"`` is the only policy so far.
-        plan: reserved for the planner.
+        plan: a plan made elsewhere (``thinwire plan --json``, read by ``thinwire.plan.Plan.load``): its compressor and
+            fusion are used from the first step on, instead of ``compress="auto"``.
+        quality: what ``"auto"`` may choose: ``"exact"`` dense and 16 bits, ``"safe"`` few bits too, ``"fast"`` also a
+            sparsifier, if the optimizer knows how old updates are (``thinwire.optim``).
         scaler: the ``torch.amp.GradScaler`` in use, so that residuals survive changes of its scale.
         broadcast_buffers: plain modules only: share rank 0's buffers before each training forward, as DDP does.
         transport: who carries the messages; default: a process group of its own over all ranks.
@@ -66,14 +80,23 @@ def attach(
     if sync != "every_step":
         raise ConfigError(f"sync is {sync!r}; the only policy so far is 'every_step'")
     if plan is not None:
-        raise ConfigError("plan is reserved for the planner; leave it out and choose with compress= and fuse=")
+        compress, fuse = _planned(plan, compress, fuse)
+    auto = compress == "auto"
+    settings = _auto_settings(fuse, quality, optimizer)
     module = _unwrapped(module)
-    compressor, planner = prepare(compress), parse_fusion(fuse)
+    compressor, planner = prepare(DENSE if auto else compress), parse_fusion(fuse)
     parameters = _trainable(module)
     tensors = [TensorSpec(name, tuple(p.shape), p.dtype, p.device) for name, p in parameters.items()]
     if transport is None:
         transport = _own_transport(module, timeout_s)
-    config = fingerprint(tensors, str(compressor), fuse, str(seed), str(broadcast_buffers), str(scaler is None))
+    config = fingerprint(
+        tensors,
+        f"auto {quality}" if auto else str(compressor),
+        fuse,
+        str(seed),
+        str(broadcast_buffers),
+        str(scaler is None),
+    )
     _check_same_everywhere(transport, config, tensors[0].device)
     session = Session(
         transport, parameters, tensors, compressor, config=config, seed=seed, scaler=scaler, optimizer=optimizer
@@ -81,20 +104,21 @@ def attach(
 
     try:
         # Gradients become ready roughly in reverse order of registration.
-        regrouping = Regrouping(planner, tensors[::-1], compressor, session)
-        engine = _engine(module, parameters, regrouping, session, broadcast_buffers)
+        regrouping = Regrouping(planner, tensors[::-1], session)
+        autopilot = Autopilot(regrouping, session, tensors, settings) if auto else None
+        engine = _engine(module, parameters, autopilot or regrouping, session, broadcast_buffers)
     except BaseException:
         session.close()
         raise
     if optimizer is not None and transport.rank == 0:
         warn_if_blind(optimizer, session.ages)
-    wire = Attached(engine, session, regrouping, compressor, tensors, optimizer)
+    wire = Attached(engine, session, regrouping, autopilot, tensors, optimizer)
     if events is not None:
         session.meter.recorder = Recorder(
             Path(events),
             rank=transport.rank,
             world_size=transport.world_size,
-            compress=str(compressor),
+            compress="auto" if auto else str(compressor),
             explanation=wire.explain(),
         )
     return wire
@@ -103,13 +127,31 @@ def attach(
 def _engine(
     module: nn.Module,
     parameters: dict[str, nn.Parameter],
-    regrouping: Regrouping,
+    steering: Steering,
     session: Session,
     broadcast_buffers: bool,
 ) -> DDPEngine | PlainEngine:
     if isinstance(module, DistributedDataParallel):
-        return DDPEngine(module, parameters, regrouping, session)
-    return PlainEngine(module, parameters, regrouping, session, broadcast_buffers=broadcast_buffers)
+        return DDPEngine(module, parameters, steering, session)
+    return PlainEngine(module, parameters, steering, session, broadcast_buffers=broadcast_buffers)
+
+
+def _planned(plan: Plan, compress: str | Compressor, fuse: str) -> tuple[str, str]:
+    if not isinstance(plan, Plan):
+        raise ConfigError(f"plan is a {type(plan).__name__}; expected a plan of the planner, such as Plan.load gives")
+    if compress != "auto" or fuse != "auto":
+        raise ConfigError(f"plan says {plan.compress!r}, fuse={plan.fuse!r}; leave out compress= and fuse=")
+    return plan.compress, plan.fuse
+
+
+def _auto_settings(fuse: str, quality: Quality, optimizer: torch.optim.Optimizer | None) -> AutoSettings:
+    aware = optimizer is not None and reads_ages(optimizer)
+    return AutoSettings(
+        quality=Budget(quality=quality).quality,  # refuses what it does not know
+        specs=auto_specs(quality, reads_ages=aware),
+        fusions=AUTO_FUSIONS if fuse == "auto" else (fuse,),
+        start_fuse=fuse,
+    )
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

@@ -11,17 +11,22 @@ import torch
 from torch import Tensor
 
 from thinwire.comm.trace import Trace
-from thinwire.core import CheckpointError, Compressor, ConfigError, TensorSpec
+from thinwire.core import CheckpointError, ConfigError, TensorSpec
+from thinwire.engine.autopilot import Autopilot
+from thinwire.engine.course import read_course
 from thinwire.engine.ddp import DDPEngine
-from thinwire.engine.groups import make_group
+from thinwire.engine.groups import make_group, prepare
 from thinwire.engine.plain import PlainEngine
 from thinwire.engine.received import Received
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.engine.stats import WireStats
+from thinwire.plan.price import DENSE
+from thinwire.plan.result import Plan
 
 log = logging.getLogger(__name__)
-STATE_VERSION = 2  # 2: ages
+STATE_VERSION = 3  # 2: ages; 3: plan, carried
+_KEYS = ("step", "seed", "fusion", "plan", "tensors", "carried", "ages")
 
 
 class Attached:
@@ -32,14 +37,19 @@ class Attached:
         engine: DDPEngine | PlainEngine,
         session: Session,
         regrouping: Regrouping,
-        compressor: Compressor,
+        autopilot: Autopilot | None,
         tensors: list[TensorSpec],
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
         self._engine, self._session, self._regrouping = engine, session, regrouping
-        self._compressor, self._tensors = compressor, tensors
+        self._autopilot, self._tensors = autopilot, tensors
         self._attached = True
         self._handle = optimizer.register_step_pre_hook(self._drop_bad_gradients) if optimizer is not None else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """With ``compress="auto"`` the plan in force, whose ``explain()`` says why; None before it is made, or without."""
+        return None if self._autopilot is None else self._autopilot.plan
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate gradients; the next one outside averages their sum."""
@@ -66,18 +76,21 @@ class Attached:
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals and other compressor state, by parameter name. Save one per rank.
 
-        Holds only tensors, numbers and strings.
+        Holds only tensors, numbers, strings and None.
         """
         transport = self._session.scheduler.transport
+        course = None if self._autopilot is None else self._autopilot.course
         return {
             "version": STATE_VERSION,
             "rank": transport.rank,
             "world_size": transport.world_size,
-            "compress": str(self._compressor),
+            "compress": self._chosen(),
             "step": self._session.step,
             "seed": self._session.seed,
             "fusion": [group.to_json() for group in self._regrouping.plan],
+            "plan": course.to_text() if course is not None else None,
             "tensors": self._session.states.by_name(),
+            "carried": {name: value.clone() for name, value in self._session.states.carried.items()},
             "ages": self._session.ages.state_dict(),
         }
 
@@ -92,7 +105,7 @@ class Attached:
             "version": STATE_VERSION,
             "rank": transport.rank,
             "world_size": transport.world_size,
-            "compress": str(self._compressor),
+            "compress": self._chosen(),
         }
         for key, value in expected.items():
             if state.get(key) != value:
@@ -100,13 +113,16 @@ class Attached:
                     f"the checkpoint's {key} is {state.get(key)!r}, expected {value!r}; load the state that this rank "
                     "saved under the same settings, or start without one (residuals then begin at zero)"
                 )
-        missing = [key for key in ("step", "seed", "fusion", "tensors", "ages") if key not in state]
+        missing = [key for key in _KEYS if key not in state]
         if missing:
             raise CheckpointError(f"the checkpoint lacks {missing}; load what wire.state_dict() has given, unchanged")
         groups = self._regrouping.read(state["fusion"])
-        self._session.ages.check(state["ages"])
-        self._session.states.load(state["tensors"])
-        self._session.ages.load_state_dict(state["ages"])
+        compressor = self._session.compressor
+        if self._autopilot is not None:
+            compressor = prepare(DENSE if state["plan"] is None else read_course(state["plan"]).plan.compress)
+        self._session.restore(compressor, state["tensors"], state["carried"], state["ages"])
+        if self._autopilot is not None:
+            self._autopilot.load(state["plan"])
         self._regrouping.adopt(groups)
         self._engine.queue.use(self._regrouping.groups())
         self._session.step, self._session.seed = state["step"], state["seed"]
@@ -114,8 +130,11 @@ class Attached:
     def explain(self) -> str:
         """What is sent how, in a few lines."""
         world_size = self._session.scheduler.transport.world_size
-        group = make_group(self._tensors, self._compressor)
-        lines = [f"thinwire on {world_size} rank{'s' * (world_size > 1)}: {self._compressor}"]
+        compressor = self._session.compressor
+        group = make_group(self._tensors, compressor)
+        lines = [f"thinwire on {world_size} rank{'s' * (world_size > 1)}: {compressor}"]
+        if self._autopilot is not None:
+            lines.append(f"  {self._autopilot.describe()}")
         for unit in group.units:
             sent = unit.compressor.wire_bytes(unit.spec, world_size)
             dense = 2 * (world_size - 1) * unit.spec.dense_bytes // world_size
@@ -142,6 +161,10 @@ class Attached:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.detach()
+
+    def _chosen(self) -> str:
+        """What the user chose, as checkpoints record it."""
+        return str(self._session.compressor) if self._autopilot is None else "auto"
 
     def _drop_bad_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Optimizers pass over parameters without gradient, so weights and moments stay as they were."""

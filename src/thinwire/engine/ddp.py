@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.comm import Ticket
 from thinwire.core import ConfigError, TensorSpec
-from thinwire.engine.group_queue import GroupQueue
-from thinwire.engine.regroup import Regrouping
+from thinwire.engine.group_queue import GroupQueue, Steering
 from thinwire.engine.session import Session
 
 
@@ -46,14 +45,14 @@ class DDPEngine:
 
     Args:
         parameters: the ones DDP averages, by name.
-        regrouping: the fusion groups, and when they change.
+        steering: the fusion groups, and when they change.
     """
 
     def __init__(
         self,
         module: DistributedDataParallel,
         parameters: dict[str, torch.nn.Parameter],
-        regrouping: Regrouping,
+        steering: Steering,
         session: Session,
     ) -> None:
         self.session = session
@@ -64,7 +63,7 @@ class DDPEngine:
         if self._switch.engine is not None:
             raise ConfigError("this DDP module already has thinwire attached; detach() that first")
         self._switch.engine = self
-        self.queue = GroupQueue(session, regrouping, self._write)
+        self.queue = GroupQueue(session, steering, self._write)
         self._reset()
 
     def detach(self) -> None:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
 from thinwire.core import TensorSpec
 from thinwire.engine.groups import Group
-from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.engine.slots import Slots
+
+
+class Steering(Protocol):
+    """Who says which groups travel, and when they change: ``Regrouping``, or an ``Autopilot`` around it."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether groups wait for the end of backward, so that it can be timed alone."""
+
+    def groups(self) -> list[Group]:
+        """The groups to use now."""
+
+    def after_step(self, groups: Sequence[Group]) -> list[Group] | None:
+        """Take in the step that has just ended; the new groups if all ranks change to others now."""
 
 
 class GroupQueue:
@@ -26,14 +40,14 @@ class GroupQueue:
     def __init__(
         self,
         session: Session,
-        regrouping: Regrouping,
+        steering: Steering,
         write: Callable[[TensorSpec, Tensor], None],
         *,
         in_place: bool = False,
     ) -> None:
-        self._session, self._regrouping, self._write, self._in_place = session, regrouping, write, in_place
+        self._session, self._steering, self._write, self._in_place = session, steering, write, in_place
         self._slots = Slots()
-        self.use(regrouping.groups())
+        self.use(steering.groups())
 
     def use(self, groups: list[Group]) -> None:
         """Change to other groups; only between steps."""
@@ -55,10 +69,12 @@ class GroupQueue:
 
     def add(self, name: str, gradient: Tensor) -> None:
         """A gradient is ready."""
+        if self._steering.quiet:
+            self._session.synchronize()  # what is timed is when it was computed, not when that was asked for
         self._session.meter.gradient_ready(name)
         self.ready[name] = gradient
         self._missing[self._group_of[name]] -= 1
-        while self._next < len(self._groups) and self._missing[self._next] == 0:
+        while not self._steering.quiet and self._next < len(self._groups) and self._missing[self._next] == 0:
             self._submit_next()
 
     def submit_rest(self) -> None:
@@ -70,7 +86,7 @@ class GroupQueue:
     def end_step(self) -> None:
         """After the wait: close the books, and change to other groups if the plan says so."""
         self._session.end_books()
-        changed = self._regrouping.after_step(self._groups)
+        changed = self._steering.after_step(self._groups)
         if changed is not None:
             self.use(changed)
 

@@ -12,9 +12,6 @@ from thinwire.compressors.routing import Route
 from thinwire.core import Compressor, TensorSpec, UnitSpec, Wrapper, make
 from thinwire.feedback import ErrorFeedback, with_feedback
 
-# Until the planner exists: nearly lossless with AdamW (docs/precision.md), 7.5 times fewer bytes than fp32.
-AUTO = "int4"
-
 
 @dataclass(frozen=True, eq=False)
 class Unit:
@@ -36,8 +33,8 @@ class Group:
 
 
 def prepare(spec: str | Compressor) -> Compressor:
-    """A user's choice made ready: ``auto`` resolved, error feedback where needed, small tensors routed to dense."""
-    compressor = with_feedback(make(AUTO if spec == "auto" else spec))
+    """A choice made ready: error feedback where needed, small tensors routed to dense."""
+    compressor = with_feedback(make(spec))
     return compressor if _routes(compressor) else Route(inner=compressor)
 
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.core import ConfigError, TensorSpec
-from thinwire.engine.group_queue import GroupQueue
-from thinwire.engine.regroup import Regrouping
+from thinwire.engine.group_queue import GroupQueue, Steering
 from thinwire.engine.session import Session
 from thinwire.engine.sharing import share
 
@@ -28,7 +27,7 @@ class PlainEngine:
 
     Args:
         parameters: the ones to average, by name.
-        regrouping: the fusion groups, and when they change.
+        steering: the fusion groups, and when they change.
         broadcast_buffers: rank 0's buffers (BatchNorm statistics) are given to all before each training forward, as DDP does.
     """
 
@@ -36,7 +35,7 @@ class PlainEngine:
         self,
         module: nn.Module,
         parameters: dict[str, nn.Parameter],
-        regrouping: Regrouping,
+        steering: Steering,
         session: Session,
         *,
         broadcast_buffers: bool,
@@ -49,7 +48,7 @@ class PlainEngine:
         self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         self._syncing = True
         self._in_backward = False
-        self.queue = GroupQueue(session, regrouping, self._write, in_place=True)
+        self.queue = GroupQueue(session, steering, self._write, in_place=True)
         self._reset()
         self._handles = [p.register_post_accumulate_grad_hook(self._ready_hook(name)) for name, p in parameters.items()]
         share([*module.parameters(), *module.buffers()], session)  # all start from rank 0's values, as with DDP

@@ -131,17 +131,7 @@ class Ages:
 
     def check(self, state: Mapping[str, Tensor]) -> None:
         """Raise CheckpointError if these ages belong to other tensors."""
-        if state.keys() != self._since.keys():
-            raise CheckpointError(
-                f"the ages in the checkpoint do not fit: missing {sorted(self._since.keys() - state.keys())}, unexpected "
-                f"{sorted(state.keys() - self._since.keys())}; load a checkpoint of the same model and compressor"
-            )
-        for name, since in self._since.items():
-            if state[name].dtype is not torch.uint8 or state[name].shape != since.shape:
-                raise CheckpointError(
-                    f"the ages of {name} are {state[name].dtype} of shape {tuple(state[name].shape)}, expected "
-                    f"torch.uint8 of shape {tuple(since.shape)}; load a checkpoint of the same model and compressor"
-                )
+        check_ages(state, {name: since.numel() for name, since in self._since.items()})
 
     def reset(self) -> None:
         """Forget all ages, as is right when residuals are set to zero."""
@@ -154,6 +144,26 @@ class Ages:
         for parameter in self._parameters:
             if wire_of(parameter) is self:
                 del _wires[parameter]
+
+
+def check_ages(state: Mapping[str, Tensor], elems: Mapping[str, int]) -> None:
+    """Raise CheckpointError if saved ages are not of these tensors, given by name and size."""
+    if state.keys() != elems.keys():
+        raise CheckpointError(
+            f"the ages in the checkpoint do not fit: missing {sorted(elems.keys() - state.keys())}, unexpected "
+            f"{sorted(state.keys() - elems.keys())}; load a checkpoint of the same model and compressor"
+        )
+    for name, numel in elems.items():
+        if state[name].dtype is not torch.uint8 or state[name].shape != (numel,):
+            raise CheckpointError(
+                f"the ages of {name} are {state[name].dtype} of shape {tuple(state[name].shape)}, expected "
+                f"torch.uint8 of shape {(numel,)}; load a checkpoint of the same model and compressor"
+            )
+
+
+def aged_elems(tensors: Iterable[TensorSpec], compressor: Compressor) -> dict[str, int]:
+    """The sizes of the tensors that have ages under this compressor, by name."""
+    return {tensor.fqn: tensor.numel for tensor in tensors if compressor.route(tensor).sparse}
 
 
 def reads_ages(optimizer: torch.optim.Optimizer) -> bool:

@@ -7,11 +7,13 @@ import time
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from thinwire.comm.trace import Trace
 from thinwire.engine.stats import WireStats
+from thinwire.plan.result import Plan
 from thinwire.report.events import EventWriter
 
 _TRACE_EVERY = 10  # steps
@@ -56,7 +58,17 @@ class Recorder:
             self._events.write("trace", **trace.to_event())
         self._before, self._last_s = stats, now_s
 
+    def plan(self, step: int, plan: Plan) -> None:
+        """Write the plan that is in force from ``step`` on."""
+        self._events.write("plan", **plan_event(step, plan))
+
     def close(self, stats: WireStats) -> None:
         """Write the end of the run and close the file."""
         self._events.write("end", steps=stats.steps, elapsed_s=time.perf_counter() - self._began_s)
         self._events.close()
+
+
+def plan_event(step: int, plan: Plan) -> dict[str, Any]:
+    """The fields of a ``plan`` event."""
+    names = ("compress", "fuse", "step_s", "dense_s", "floor_s")
+    return {"step": step, **{name: getattr(plan, name) for name in names}, "explanation": plan.explain()}

@@ -6,16 +6,14 @@ same step; later it looks again at fixed intervals and plans anew when the measu
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import torch
-
 from thinwire.compressors.dense import Dense
-from thinwire.core import AllGather, CheckpointError, Compressor, ConfigError, Schedule, TensorSpec, Wrapper
+from thinwire.core import CheckpointError, Compressor, ConfigError, Schedule, TensorSpec, Wrapper
+from thinwire.engine.agreeing import agreed
 from thinwire.engine.groups import Group, make_group
 from thinwire.engine.offloading import choose_hosted
 from thinwire.engine.profiling import WINDOW_STEPS, StepProfiler
@@ -62,9 +60,23 @@ class Regrouping:
         tensors: all tensors of the model, in the order in which their gradients are expected at first.
     """
 
-    def __init__(
-        self, planner: FusionPlanner, tensors: Sequence[TensorSpec], compressor: Compressor, session: Session
-    ) -> None:
+    quiet = False  # groups leave as soon as they are complete
+
+    def __init__(self, planner: FusionPlanner, tensors: Sequence[TensorSpec], session: Session) -> None:
+        self._session = session
+        self._tensors = {tensor.fqn: tensor for tensor in tensors}
+        self.use(planner)
+
+    def use(self, planner: FusionPlanner, order: Sequence[str] = ()) -> None:
+        """Begin anew, with the session's compressor.
+
+        Args:
+            order: all names, in the order in which their gradients are ready; default: as at first.
+
+        Raises:
+            ConfigError: this fusion needs another compressor.
+        """
+        tensors, compressor = [self._tensors[name] for name in order or self._tensors], self._session.compressor
         if planner.splits and density_of(compressor) is None:
             raise ConfigError(
                 f"fuse={planner.name!r} weighs dense against sparse; {compressor} has no density. Use 'safusion'"
@@ -73,8 +85,7 @@ class Regrouping:
             raise ConfigError(
                 f"fuse={planner.name!r} sets densities itself; {compressor} has one that changes. Use 'safusion'"
             )
-        self._planner, self._compressor, self._session = planner, compressor, session
-        self._tensors = {tensor.fqn: tensor for tensor in tensors}
+        self._planner, self._compressor = planner, compressor
         self._small = _small_tensors(tensors, compressor)
         fused = [tensor for tensor in tensors if tensor.fqn not in self._small]
         self._profiler = StepProfiler(fused, density_of(compressor) or 1.0)
@@ -116,11 +127,11 @@ class Regrouping:
         if not self._is_time():
             return None
         mine = self._propose() if self._session.rank == 0 else None
-        agreed = self._share(mine)
-        if agreed is None:
+        plan = agreed(self._session, mine and [group.to_json() for group in mine])
+        if plan is None:
             return None
-        self.plan = agreed
-        log.info("fusion: %d groups from step %d on", len(agreed), self._session.step)
+        self.plan = [GroupPlan.from_json(group) for group in plan]
+        log.info("fusion: %d groups from step %d on", len(plan), self._session.step)
         return self.groups()
 
     def _is_time(self) -> bool:
@@ -151,14 +162,6 @@ class Regrouping:
         if not self._small or not plan:
             return plan
         return [*plan[:-1], replace(plan[-1], names=(*plan[-1].names, *self._small))]
-
-    def _share(self, plan: list[GroupPlan] | None) -> list[GroupPlan] | None:
-        """Rank 0's plan, or None where it keeps the old one. The others send an empty message."""
-        text = "" if plan is None else json.dumps([one.to_json() for one in plan])
-        mine = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(self._session.device)
-        first = self._session.ask(AllGather(mine, varying=True))[0]
-        received = bytes(first.cpu().tolist())
-        return None if received == b"\0" else [GroupPlan.from_json(one) for one in json.loads(received)]
 
     def _make(self, plan: GroupPlan) -> list[Group]:
         """One group, or two where part of it stays dense: that part travels while the other is still being selected."""

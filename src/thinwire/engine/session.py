@@ -19,7 +19,8 @@ from thinwire.engine.flat import flatten
 from thinwire.engine.groups import Group, Unit
 from thinwire.engine.importance import importance
 from thinwire.engine.meter import Meter
-from thinwire.engine.received import Ages
+from thinwire.engine.norms import Norms
+from thinwire.engine.received import Ages, aged_elems, check_ages
 from thinwire.engine.states import StateStore
 
 AGREEMENT_GROUP = FIRST_RESERVED_GROUP
@@ -57,10 +58,13 @@ class Session:
         counting = Counting(transport)
         device = tensors[0].device
         self.scheduler = Scheduler(Framed(counting, config), device)
+        self.transport = counting  # for measurements between steps; what they send is counted too
+        self.compressor = compressor
         self.states = StateStore(tensors, compressor)
         self.ages = Ages(parameters, tensors, compressor)
-        self._parameters, self._optimizer = parameters, optimizer
+        self._parameters, self._tensors, self._optimizer = parameters, tensors, optimizer
         self._names = [tensor.fqn for tensor in tensors]
+        self.norms = Norms()
         self.meter = Meter(self.scheduler, counting)
         self.step = 0
         self.seed = seed
@@ -71,6 +75,38 @@ class Session:
         self._finite = True
         self._groups = 0
         self.last_skipped = False
+        self.wish = False  # set between steps: this rank has something to agree on
+        self.wished = False  # in the last step some rank had, as all ranks know
+
+    def use(self, compressor: Compressor) -> None:
+        """Another compressor from the next step on, with what is owed by the one before; only between steps."""
+        since = self.ages.state_dict()
+        self._install(self.states.converted(compressor), compressor)
+        fresh = self.ages.state_dict()
+        self.ages.load_state_dict({name: since.get(name, zeros) for name, zeros in fresh.items()})
+
+    def restore(
+        self,
+        compressor: Compressor,
+        tensors: Mapping[str, State],
+        carried: Mapping[str, Tensor],
+        ages: Mapping[str, Tensor],
+    ) -> None:
+        """Take over a compressor with its saved state.
+
+        Raises:
+            CheckpointError: it does not fit this model. Nothing is changed then.
+        """
+        states = StateStore(self._tensors, compressor)
+        states.load(tensors, carried)
+        check_ages(ages, aged_elems(self._tensors, compressor))
+        self._install(states, compressor)
+        self.ages.load_state_dict(ages)
+
+    def _install(self, states: StateStore, compressor: Compressor) -> None:
+        self.ages.detach()
+        self.compressor, self.states = compressor, states
+        self.ages = Ages(self._parameters, self._tensors, compressor)
 
     def submit(self, group: Group, gradients: dict[str, Tensor], write: WriteMean, *, in_place: bool = False) -> Ticket:
         """Queue the exchange of a group; ``write`` receives each tensor's mean, in the communication thread.
@@ -89,6 +125,7 @@ class Session:
         def done(results: list[Exchanged]) -> None:
             for unit, result in zip(group.units, results, strict=True):
                 self._new_states[unit] = result.state
+                self.norms.add_mean(unit, result.mean)
                 mean = result.mean if scale == 1.0 else result.mean * scale
                 for tensor, part in zip(unit.spec.tensors, mean.split(unit.spec.sizes), strict=True):
                     write(tensor, part.view(tensor.shape))
@@ -107,6 +144,8 @@ class Session:
             # The step will be skipped; what this rank sends for it no longer matters, but must be well-defined.
             self._finite = False
             x.zero_()
+        self.norms.add_local(unit, x)
+        self.states.add_carried(unit, x)
         compressor, parameters = unit.compressor, self._parameters
         weights = flatten(unit, parameters) if compressor.needs_weights else None
         matters = importance(unit, parameters, self._optimizer) if compressor.needs_importance else None
@@ -124,14 +163,14 @@ class Session:
         assert len(used) == len(self._names)
 
         def agree() -> Generator[tuple[Request, ...], Any, Any]:
-            mine = torch.tensor([not self._finite, *used], dtype=torch.uint8)
+            mine = torch.tensor([not self._finite, self.wish, *used], dtype=torch.uint8)
             (words,) = yield (AllGather(mine.to(self.device)),)
             return torch.stack(list(words)).amax(dim=0).cpu()
 
         word: list[Tensor] = []
 
         def close() -> None:
-            bad, *used_anywhere = (bool(flag) for flag in word[0].tolist())
+            bad, self.wished, *used_anywhere = (bool(flag) for flag in word[0].tolist())
             self._close_step(not bad, used_anywhere)
             done(not bad, used_anywhere)
 
@@ -139,6 +178,7 @@ class Session:
         return self.scheduler.flush(close)
 
     def _close_step(self, counts: bool, used_anywhere: Sequence[bool]) -> None:
+        self.norms.end_step(counts)
         if counts:
             unused = {name for name, used in zip(self._names, used_anywhere, strict=True) if not used}
             self.states.commit(self._new_states, untouched=unused)
@@ -168,6 +208,15 @@ class Session:
         self.scheduler.submit(exchange, replies.extend, step=self.step, group=SETUP_GROUP)
         self.wait(self.scheduler.flush())
         return replies[0]
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What lies in the parameters' ``.grad``, by name; whether local or averaged is the engine's business."""
+        return {name: p.grad.detach() for name, p in self._parameters.items() if p.grad is not None}
+
+    def synchronize(self) -> None:
+        """Wait until all that was asked of an accelerator is computed; nothing to do on CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def end_books(self) -> None:
         """Close the accounts of the step that has just ended."""

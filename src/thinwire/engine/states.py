@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 import torch
+from torch import Tensor
 
 from thinwire.core import CheckpointError, Compressor, State, TensorSpec, UnitSpec
 from thinwire.engine.groups import Unit
 
 
 class StateStore:
-    """The committed state of all units."""
+    """The committed state of all units.
+
+    Attributes:
+        carried: by parameter name, what a former compressor still owed when this one took over; it is added to the next
+            gradient that counts, so nothing is lost where this compressor keeps no residual.
+    """
 
     def __init__(self, tensors: Iterable[TensorSpec], compressor: Compressor) -> None:
         self._compressors = {tensor.fqn: compressor.route(tensor) for tensor in tensors}
@@ -22,6 +28,7 @@ class StateStore:
         self._at_rest = {fqn: self._compressors[fqn].init(UnitSpec((t,))) for fqn, t in self._specs.items()}
         self._in_use: dict[Unit, State] = {}
         self._unit_of: dict[str, Unit] = {}
+        self.carried: dict[str, Tensor] = {}
         self._aside: dict[str, State] = {}  # what a unit's own compressor has no use for, where a plan gave it another
 
     def of(self, unit: Unit) -> State:
@@ -38,11 +45,34 @@ class StateStore:
             self._unit_of.update(dict.fromkeys(names, unit))
         return self._in_use[unit]
 
+    def converted(self, compressor: Compressor) -> StateStore:
+        """The state with which another compressor takes over: residuals go along, everything else begins anew."""
+        new = StateStore(self._specs.values(), compressor)
+        for name, state in self.by_name().items():
+            owed = [one for one in (state.get("residual"), self.carried.get(name)) if one is not None]
+            if not owed:
+                continue
+            if "residual" in new._at_rest[name]:
+                new._at_rest[name]["residual"] = sum(owed[1:], owed[0])
+            else:
+                new.carried[name] = sum(owed[1:], owed[0])
+        return new
+
+    def add_carried(self, unit: Unit, x: Tensor) -> None:
+        """Add to a unit's gradient what a former compressor owes."""
+        if self.carried:
+            for tensor, part in zip(unit.spec.tensors, x.split(unit.spec.sizes), strict=True):
+                if tensor.fqn in self.carried:
+                    part.add_(self.carried[tensor.fqn])
+
     def commit(self, states: Mapping[Unit, State], untouched: Collection[str] = ()) -> None:
         """Take over the states that a step has left, except for tensors that keep what they had."""
         for unit, state in states.items():
             kept = [tensor.fqn for tensor in unit.spec.tensors if tensor.fqn in untouched]
             self._in_use[unit] = self._with_kept(unit, state, kept) if kept else state
+            for tensor in unit.spec.tensors if self.carried else ():
+                if tensor.fqn not in untouched:
+                    self.carried.pop(tensor.fqn, None)
 
     def _with_kept(self, unit: Unit, state: State, kept: Collection[str]) -> State:
         old, new = cut(self._in_use[unit], unit), cut(state, unit)
@@ -56,7 +86,7 @@ class StateStore:
             pieces.update(self._whole(state, unit))
         return {fqn: {key: value.clone() for key, value in pieces[fqn].items()} for fqn in self._specs}
 
-    def load(self, pieces: Mapping[str, State]) -> None:
+    def load(self, pieces: Mapping[str, State], carried: Mapping[str, Tensor] | None = None) -> None:
         """Replace everything. Nothing is changed if anything does not fit.
 
         Raises:
@@ -72,6 +102,14 @@ class StateStore:
                         f"{key} of {fqn} has {value.numel()} elements, expected {layout[key].numel(tensor)} in one row; "
                         "load a checkpoint of the same model and compressor"
                     )
+        carried = carried or {}
+        for name, value in carried.items():
+            if name not in self._specs or value.shape != (self._specs[name].numel,):
+                raise CheckpointError(
+                    f"the checkpoint carries {value.numel()} elements for {name!r}, which do not fit; load a checkpoint "
+                    "of the same model"
+                )
+        self.carried = {name: value.clone().to(self._specs[name].device) for name, value in carried.items()}
         self._in_use.clear()
         self._unit_of.clear()
         self._aside.clear()

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from thinwire.core import ConfigError
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def machine_id() -> str:
+    """Hosts of a lab and containers have names of their own but share one kernel, and its cores."""
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else socket.gethostname()
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True)

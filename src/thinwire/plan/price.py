@@ -152,8 +152,8 @@ class Pricer:
         return GroupWork(ready_s, tuple(stages_s), messages)
 
     def _agreement(self) -> GroupWork:
-        """What ends a step: one byte per tensor is gathered."""
-        sent_bytes = (self.cluster.world_size - 1) * (1 + len(self.measured.tensors))
+        """What ends a step: one byte per tensor, and two more, are gathered."""
+        sent_bytes = (self.cluster.world_size - 1) * (2 + len(self.measured.tensors))
         return GroupWork(self.profile.backward_s, (0.0, 0.0), ((self._message("all_gather", sent_bytes),),))
 
     def _message(self, kind: Kind, sent_bytes: float) -> Message:

@@ -106,16 +106,22 @@ def now() -> str:
 def measure_network(
     transport: Transport,
     *,
+    kinds: Sequence[Kind] = KINDS,
     largest_bytes: int = LAST_BYTES,
     patience_s: float = PATIENCE_S,
     repeats: int = REPEATS,
+    fewest_repeats: int = FEWEST_REPEATS,
+    seconds_per_size: float = SECONDS_PER_SIZE,
     device: torch.device | None = None,
     progress: Progress = lambda done: None,
 ) -> Network:
     """Time every collective over a log-spaced sweep of sizes. All ranks call it together and get the same curves.
 
     Args:
+        kinds: the collectives to time.
         largest_bytes: the largest that one rank is to send, such as the gradient bytes of the model.
+        patience_s: no larger messages once one takes this long.
+        repeats: of each size; fewer, down to ``fewest_repeats``, where they would take more than ``seconds_per_size``.
         progress: called after each size with what was measured.
 
     Raises:
@@ -126,12 +132,12 @@ def measure_network(
     wire: dict[Kind, Curve] = {}
     cpu: dict[Kind, Curve] = {}
     spreads: list[float] = []
-    for kind in KINDS:
+    for kind in kinds:
         samples: list[_Sample] = []
         for sent_bytes in _sizes(largest_bytes):
             # From agreed numbers only: all ranks must repeat alike.
             expected_s = GROWTH * samples[-1].wire_s if samples else 0.0
-            count = max(FEWEST_REPEATS, min(repeats, int(SECONDS_PER_SIZE / max(expected_s, 1e-6))))
+            count = max(fewest_repeats, min(repeats, int(seconds_per_size / max(expected_s, 1e-6))))
             sample = _agree(_time(transport, kind, sent_bytes, count, device), transport, device)
             samples.append(sample)
             progress(f"{kind} {sent_bytes} B")

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from thinwire.core import ConfigError, TensorSpec
 from thinwire.fusion import TensorProfile
@@ -126,6 +125,8 @@ def _timed_step(
 
 def _count_work(model: nn.Module, batch: Any, loss: Loss) -> tuple[float, float]:
     """FLOPs of forward and backward, and the bytes that forward leaves for backward."""
+    from torch.utils.flop_counter import FlopCounterMode  # it loads triton, which nobody who only trains needs
+
     seen: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

@@ -21,11 +21,10 @@ import torch.distributed as dist
 import thinwire.compressors
 import thinwire.feedback  # noqa: F401  (both imports register what they hold)
 from thinwire.comm import Throttled, TorchDistTransport, Transport
-from thinwire.plan.cluster import Cluster
+from thinwire.plan.cluster import Cluster, machine_id
 from thinwire.plan.probe import LAST_BYTES, Probe, Progress, measure_codecs, measure_network, now
 from thinwire.plan.roofs import measure_roofs
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TIMEOUT = timedelta(seconds=120)
 
 
@@ -66,7 +65,7 @@ def run(settings: Settings, progress: Progress) -> Probe | None:
 
 def probe_group(settings: Settings, progress: Progress) -> Probe | None:
     """Measure on the process group that exists. All ranks call it; rank 0 saves the probe and returns it."""
-    machines = _gather((_machine(), socket.gethostname()))
+    machines = _gather((machine_id(), socket.gethostname()))
     network = measure_network(_transport(settings), largest_bytes=settings.largest_bytes, progress=progress)
     probe = None
     if dist.get_rank() == 0:  # alone: the others wait, so that nobody disturbs the clock
@@ -91,11 +90,6 @@ def probe_group(settings: Settings, progress: Progress) -> Probe | None:
 def _transport(settings: Settings) -> Transport:
     plain = TorchDistTransport()
     return plain if settings.throttle_bits_per_s is None else Throttled(plain, settings.throttle_bits_per_s)
-
-
-def _machine() -> str:
-    """Hosts of a lab and containers have names of their own but share one kernel, and its cores."""
-    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else socket.gethostname()
 
 
 def _gather(mine: tuple[str, str]) -> list[tuple[str, str]]:

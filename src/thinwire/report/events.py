@@ -12,6 +12,8 @@ step   ``step``, ``loss``, ``step_s``, ``elapsed_s``, ``sent_bytes``; with thinw
 eval   ``step``, ``loss``, ``elapsed_s``
 trace  ``step``, ``rank``, ``spans``: a list of ``activity`` (backward, encode, wire, decode, wait), ``start_s``, ``end_s``,
        ``group``, ``sent_bytes``; times count from the first span
+plan   ``step`` (the first under the plan), ``compress``, ``fuse``, ``step_s``, ``dense_s``, ``floor_s`` (all predicted),
+       ``explanation``; with ``compress="auto"``
 lab    ``sent_bytes`` (per host over the whole run, from the interface counters)
 end    ``steps``, ``elapsed_s``
 ====== =====================================================================================================

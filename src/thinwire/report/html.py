@@ -150,8 +150,13 @@ def _seconds_row(run: Run) -> list[str]:
 
 
 def _details(contest: Contest) -> str:
-    explained = [(run.label, str(run.header["explanation"])) for run in contest.runs if run.header.get("explanation")]
+    explained = [(run.label, _explanation(run)) for run in contest.runs if run.header.get("explanation")]
     return "".join(
         f"<details><summary>What {escape(label)} did</summary><pre>{escape(text)}</pre></details>"
         for label, text in explained
     )
+
+
+def _explanation(run: Run) -> str:
+    """What the run said of itself at first, and of every plan it made."""
+    return "\n\n".join(str(event["explanation"]) for event in (run.header, *run.plans()))

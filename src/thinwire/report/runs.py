@@ -52,13 +52,19 @@ class Run:
         """Whether rank 0 came to its end."""
         return any(event["kind"] == "end" for event in self.ranks[0])
 
+    def plans(self) -> list[Event]:
+        """The plans of a run that chose by itself, in order."""
+        return [event for event in self.ranks[0] if event["kind"] == "plan"]
+
     def steps(self) -> list[Event]:
-        """The step events of all ranks without the warm-up."""
+        """The step events of all ranks without the warm-up; in a run that plans, everything up to its first plan is one.
+
+        The step after the plan belongs to it too: it pays for new buffers.
+        """
+        planned = self.plans()
+        first = planned[0]["step"] + 1 if planned else WARMUP_STEPS
         return [
-            event
-            for events in self.ranks
-            for event in events
-            if event["kind"] == "step" and event["step"] >= WARMUP_STEPS
+            event for events in self.ranks for event in events if event["kind"] == "step" and event["step"] >= first
         ]
 
     def step_seconds(self) -> list[float]:

@@ -116,6 +116,16 @@ def headlines(rows: list[Row]) -> list[str]:
     ]
 
 
+def choices(contest: Contest) -> list[str]:
+    """One sentence per plan of the runs that chose by themselves."""
+    return [
+        f"{run.label} chose {plan['compress']} (fuse={plan['fuse']}) after {plan['step']} steps: {plan['step_s']:.3g} s "
+        f"predicted, dense {plan['dense_s']:.3g} s, floor {plan['floor_s']:.3g} s."
+        for run in contest.runs
+        for plan in run.plans()
+    ]
+
+
 def _headline(row: Row, speedup: float, reduction_factor: float) -> str:
     loss = "" if row.loss_against_dense is None else f", evaluation loss {_signed_percent(row.loss_against_dense)}"
     return f"{row.label} against dense: {speedup:.2f} × the speed, 1/{reduction_factor:.0f} of the bytes{loss}."

@@ -1,0 +1,267 @@
+"""``compress="auto"``: measure while training, plan, change over, and go on watching.
+
+Steps of a first plan: a few dense ones to warm up, a few dense ones whose time is what dense takes, then *quiet* ones, whose
+groups wait for the end of backward so that it is timed alone. Then all ranks measure the network together, rank 0 times
+the compressors and chooses, and all take over its plan at the same step. Later rank 0 compares the steps with the
+prediction; its doubts travel in a byte of the agreement that ends every step, so all ranks hear of them at the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Literal
+
+from thinwire.core import TensorSpec
+from thinwire.engine.agreeing import agreed, gathered
+from thinwire.engine.course import Course, read_course
+from thinwire.engine.groups import Group, prepare
+from thinwire.engine.measuring import codec_costs, gradient_errors, session_cluster, session_network
+from thinwire.engine.regroup import Regrouping
+from thinwire.engine.session import Session
+from thinwire.fusion import parse_fusion
+from thinwire.plan.cluster import Cluster, machine_id
+from thinwire.plan.model import ModelProfile, Noise
+from thinwire.plan.network import Network
+from thinwire.plan.online import (
+    StepTimes,
+    alone,
+    back_to_dense,
+    expectations,
+    noise_over_ranks,
+    profile_of_steps,
+    slowest_compute_s,
+    summary,
+)
+from thinwire.plan.price import DENSE
+from thinwire.plan.result import Plan
+from thinwire.plan.search import Budget, Quality, choose
+from thinwire.plan.watch import Verdict, Watch
+
+log = logging.getLogger(__name__)
+
+WARMUP_STEPS = 2  # connections, caches, allocations, DDP's new buckets
+DENSE_STEPS = 4
+QUIET_STEPS = 3
+PLANNING_STEPS = WARMUP_STEPS + DENSE_STEPS + QUIET_STEPS  # the first plan is made after so many
+
+Phase = Literal["dense", "quiet", "watch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoSettings:
+    """What the user allows.
+
+    Args:
+        specs: the candidates, dense among them.
+        fusions: the candidates' fusions.
+        start_fuse: of the first, dense steps.
+    """
+
+    quality: Quality
+    specs: Sequence[str]
+    fusions: Sequence[str]
+    start_fuse: str
+
+
+class Autopilot:
+    """Steers a wire: which compressor and which groups, from one step to the next.
+
+    Args:
+        tensors: all tensors of the model.
+    """
+
+    def __init__(
+        self, regrouping: Regrouping, session: Session, tensors: Sequence[TensorSpec], settings: AutoSettings
+    ) -> None:
+        self._regrouping, self._session, self._tensors, self._settings = regrouping, session, tensors, settings
+        self._resumed_s = time.perf_counter()
+        self.course: Course | None = None
+        self._start()
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force; None before the first one is made."""
+        return None if self.course is None else self.course.plan
+
+    @property
+    def quiet(self) -> bool:
+        """Whether backward is being timed alone."""
+        return self._phase == "quiet"
+
+    def groups(self) -> list[Group]:
+        """The groups to use now."""
+        return self._regrouping.groups()
+
+    def after_step(self, groups: Sequence[Group]) -> list[Group] | None:
+        """Take in the step that has just ended; the new groups if all ranks change to others now."""
+        times = self._step_times()
+        try:
+            return self._advance(groups, times)
+        finally:
+            if self.quiet:
+                self._session.synchronize()  # the next step is timed from here
+            self._resumed_s = time.perf_counter()
+
+    def load(self, saved: str | None) -> None:
+        """Go on with a course from a checkpoint, or begin anew where there was none yet; states are not touched.
+
+        Args:
+            saved: what ``Course.to_text`` gave.
+        """
+        self._start()
+        if saved is None:
+            self._regrouping.use(parse_fusion(self._settings.start_fuse))
+        else:
+            self._follow(read_course(saved), trial=False)
+            assert self.plan is not None
+            self._regrouping.use(parse_fusion(self.plan.fuse))
+
+    def _start(self) -> None:
+        self.course, self._watch = None, Watch(0.0, float("inf"))
+        self._exchanges_s: list[float] = []  # of the dense steps
+        self._verdict: Verdict = "fine"
+        self._session.wish = False
+        self._session.norms.clear()
+        self._noise: dict[str, Noise] = {}  # of rank 0's first plan, which measures these for all later ones
+        self._errors: dict[str, dict[str, float]] = {}
+        self._enter("dense")
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase, self._steps = phase, 0
+        self._times: list[StepTimes] = []
+        # Of dense steps only: what a compressor has done to a gradient is no noise of the gradient.
+        self._session.norms.wanted = phase == "quiet" and self.course is None
+
+    def _advance(self, groups: Sequence[Group], times: StepTimes) -> list[Group] | None:
+        self._steps += 1
+        if self._phase == "watch":
+            if self._session.wished:
+                return self._reconsider()
+            self._observe(times)
+            return self._regrouping.after_step(groups)
+        if self._phase == "dense":
+            if self._steps > WARMUP_STEPS:
+                self._exchanges_s.append(self._exchange_s(times))
+            if self._steps == WARMUP_STEPS + DENSE_STEPS:
+                self._enter("quiet")
+            return None
+        self._times.append(times)
+        return self._make_plan() if self._steps == QUIET_STEPS else None
+
+    def _step_times(self) -> StepTimes:
+        now_s, ready_s = time.perf_counter(), self._session.meter.last_ready_s
+        first_s = min(ready_s.values(), default=now_s)
+        after_s = {name: at_s - first_s for name, at_s in ready_s.items()}
+        return StepTimes(first_s - self._resumed_s, after_s, now_s - self._resumed_s)
+
+    def _exchange_s(self, times: StepTimes) -> float:
+        """The part of a step that depends on the network. What a loop does between steps, now and then, is not in it.
+
+        On accelerators nobody knows at the time when a gradient was computed; there it is the whole step.
+        """
+        return times.step_s - (times.before_s if self._session.device.type == "cpu" else 0.0)
+
+    def _before_s(self) -> float:
+        """The other part, as the quiet steps had it."""
+        return median(one.step_s - self._exchange_s(one) for one in self._times)
+
+    def _observe(self, times: StepTimes) -> None:
+        """Rank 0 alone, and only if there is a network to have doubts about."""
+        if self._session.rank != 0 or self._session.transport.world_size == 1:
+            return
+        assert self.course is not None
+        self._verdict = self._watch.add(self.course.before_s + self._exchange_s(times))
+        self._session.wish = self._verdict != "fine"
+
+    def _reconsider(self) -> list[Group] | None:
+        """All ranks know that rank 0 has doubts; it says what is to be done."""
+        self._session.wish = False
+        course = agreed(self._session, self._fallen_back().to_text() if self._verdict == "dense" else None)
+        if course is not None:
+            return self._change(read_course(course))
+        if self._session.rank == 0:
+            observed_s, expected_s = self._watch.observed_s, self._watch.expected_s
+            log.info("auto: steps take %.4g s, expected %.4g s; measuring the network again", observed_s, expected_s)
+        self._enter("quiet")
+        return None
+
+    def _fallen_back(self) -> Course:
+        assert self.course is not None
+        observed_s, dense_s = self._watch.observed_s, self.course.dense_s
+        plan, drift = back_to_dense(self.course.plan, observed_s, dense_s), self._watch.refitted(changed=False)
+        return replace(self.course, plan=plan, expected_s=dense_s, drift=drift)
+
+    def _make_plan(self) -> list[Group] | None:
+        """Measure, choose and agree; all ranks do this at the same step."""
+        began_s = time.perf_counter()
+        norms = self._session.norms
+        mine = {"compute_s": [one.compute_s for one in self._times], "machine": machine_id(), "sq": norms.local_sq}
+        ranks = gathered(self._session, mine)
+        compute_s = slowest_compute_s([one["compute_s"] for one in ranks])
+        if len(ranks) == 1:
+            names = [tensor.fqn for tensor in self._tensors]
+            return self._change(Course(alone(compute_s, self._settings.quality), names, 0.0, compute_s, compute_s))
+        cluster = session_cluster(self._session, [one["machine"] for one in ranks])
+        network = session_network(self._session, self._tensors)
+        course = None
+        if self._session.rank == 0:  # alone, so that nobody disturbs the clock
+            profile = profile_of_steps(self._tensors, self._times, compute_s, cluster.slowdown)
+            if self.course is None:
+                self._noise = noise_over_ranks([one["sq"] for one in ranks], norms.mean_sq)
+                self._errors = gradient_errors(self._settings.specs, self._session.gradients())
+            profile = replace(profile, noise=self._noise, errors=self._errors)
+            course = self._course(self._choose(profile, network, cluster, began_s), profile).to_text()
+        return self._change(read_course(agreed(self._session, course)))
+
+    def _choose(self, profile: ModelProfile, network: Network, cluster: Cluster, began_s: float) -> Plan:
+        codecs = codec_costs(self._settings.specs, self._tensors)
+        budget = Budget(quality=self._settings.quality, experimental=True)  # the candidates are chosen already
+        plan = choose(profile, network, codecs, cluster, budget=budget, fusions=self._settings.fusions)
+        facts = {"step": str(self._session.step), "planning_s": f"{time.perf_counter() - began_s:.2f}"}
+        noise = profile.noise_share()
+        return replace(plan, facts=facts if noise is None else {**facts, "noise_share": f"{noise:.3f}"})
+
+    def _course(self, plan: Plan, profile: ModelProfile) -> Course:
+        """The plan with what is expected of it."""
+        before, before_s = self.course, self._before_s()
+        if before is None:
+            in_use, observed_s, changed = DENSE, before_s + median(self._exchanges_s), True
+        else:
+            in_use, observed_s = before.plan.compress, before_s + self._watch.observed_s - before.before_s
+            changed = (plan.compress, plan.fuse) != (in_use, before.plan.fuse)
+        expected_s, dense_s = expectations(plan, in_use, observed_s)
+        order = [tensor.fqn for tensor in profile.specs]
+        return Course(plan, order, before_s, expected_s, dense_s, drift=self._watch.refitted(changed=changed))
+
+    def _change(self, course: Course) -> list[Group] | None:
+        """Follow a course from the next step on."""
+        before = (DENSE, self._settings.start_fuse) if self.plan is None else (self.plan.compress, self.plan.fuse)
+        plan = course.plan
+        changed = (plan.compress, plan.fuse) != before
+        self._follow(course, trial=changed)
+        if self._session.rank == 0:
+            log.info("auto, from step %d on: %s", self._session.step, summary(plan))
+        if self._session.meter.recorder is not None:
+            self._session.meter.recorder.plan(self._session.step, plan)
+        if not changed:
+            return None
+        self._session.use(prepare(plan.compress))
+        self._regrouping.use(parse_fusion(plan.fuse), course.order)
+        return self._regrouping.groups()
+
+    def _follow(self, course: Course, *, trial: bool) -> None:
+        self.course = course
+        tried = trial and course.plan.compress != DENSE
+        self._watch = Watch(course.expected_s, course.dense_s if tried else float("inf"), course.drift)
+        self._verdict = "fine"
+        self._enter("watch")
+
+    def describe(self) -> str:
+        """One line for people."""
+        if self.plan is None:
+            return f"auto: dense while measuring; a plan is made after step {PLANNING_STEPS}"
+        return f"auto: {summary(self.plan)}"

@@ -1,0 +1,50 @@
+"""A plan with what is expected of it: what ranks agree on, and what checkpoints keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from thinwire.core import CheckpointError
+from thinwire.plan.result import Plan
+from thinwire.plan.watch import DRIFT
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where an autopilot is heading.
+
+    Args:
+        order: all parameter names, in the order in which their gradients are ready.
+        before_s: rank 0's part of a step that does not depend on the network, from the step before to the first gradient.
+        expected_s: the step that the plan predicts, corrected by what was measured.
+        dense_s: the same of dense.
+        drift: how far off the steps may be, as a fraction of ``expected_s``.
+    """
+
+    plan: Plan
+    order: Sequence[str]
+    before_s: float
+    expected_s: float
+    dense_s: float
+    drift: float = DRIFT
+
+    def to_text(self) -> str:
+        """As JSON."""
+        return json.dumps({**asdict(self), "plan": self.plan.to_json(), "order": list(self.order)})
+
+
+def read_course(text: str) -> Course:
+    """What ``to_text`` wrote.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    try:
+        values = json.loads(text)
+        return Course(**{**values, "plan": Plan.from_json(values["plan"])})
+    except (TypeError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"the plan in the checkpoint cannot be read ({error}); load what wire.state_dict() has given, unchanged"
+        ) from error

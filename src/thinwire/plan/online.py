@@ -1,0 +1,168 @@
+"""Planning while training: from the times of a few real steps to a plan. Pure functions; the engine measures and agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from thinwire.core import TensorSpec
+from thinwire.fusion import TensorProfile
+from thinwire.plan.model import ModelProfile, Noise
+from thinwire.plan.price import DENSE
+from thinwire.plan.probe import now
+from thinwire.plan.result import Candidate, Plan
+from thinwire.plan.search import Quality, candidate_specs
+
+# Only optimizers that know how old updates are may get a sparsifier; this one is measured in docs/optimizers.md.
+FAST_SPECS = ("topk(density=0.05, score='update') | fp16",)
+_LARGEST_CORRECTION = 2.0  # beyond, noise is more likely than a fault of the model
+# Fusions that need no profile of their own: no planner that measures was faster in docs/fusion.md.
+AUTO_FUSIONS = ("auto", "1MiB", "4MiB", "16MiB", "64MiB")
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """One step on one rank.
+
+    Args:
+        before_s: from the end of the step before to the first gradient: optimizer, data, forward.
+        ready_s: when each gradient was ready, after the first one.
+        step_s: until the last gradient was averaged.
+    """
+
+    before_s: float
+    ready_s: Mapping[str, float]
+    step_s: float
+
+    @property
+    def backward_s(self) -> float:
+        """From the first gradient to the last."""
+        return max(self.ready_s.values(), default=0.0)
+
+    @property
+    def compute_s(self) -> float:
+        """Everything but communication."""
+        return self.before_s + self.backward_s
+
+
+def auto_specs(quality: Quality, *, reads_ages: bool) -> list[str]:
+    """What ``compress="auto"`` chooses from: dense, the stable formats, and a sparsifier where it is asked for and safe.
+
+    Not fp16: bf16 sends as many bytes, takes less time and needs no scale.
+    """
+    formats = [spec for spec in candidate_specs() if spec != "fp16"]
+    return [*formats, *(FAST_SPECS if quality == "fast" and reads_ages else ())]
+
+
+def slowest_compute_s(of_ranks: Sequence[Sequence[float]]) -> float:
+    """All ranks wait for the slowest: the median over steps of the longest ``compute_s`` of any rank."""
+    return float(median(max(step) for step in zip(*of_ranks, strict=True)))
+
+
+def profile_of_steps(
+    tensors: Sequence[TensorSpec], steps: Sequence[StepTimes], compute_s: float, slowdown: float
+) -> ModelProfile:
+    """The model as the pricer wants it.
+
+    Args:
+        steps: of one rank, without communication next to them.
+        compute_s: what a step takes on the slowest rank; times are stretched to it.
+        slowdown: of the cluster (``Cluster.slowdown``), which is in the times already.
+    """
+    stretch = compute_s / max(median(step.compute_s for step in steps), 1e-9)
+    ready_s = {t: stretch * median(step.ready_s.get(t.fqn, step.backward_s) for step in steps) for t in tensors}
+    ordered = sorted(tensors, key=lambda tensor: ready_s[tensor])
+    return ModelProfile(
+        tensors=tuple(TensorProfile(tensor, ready_s[tensor]) for tensor in ordered),
+        forward_s=stretch * median(step.before_s for step in steps),
+        backward_s=stretch * median(step.backward_s for step in steps),
+        optimizer_s=0.0,  # it lies between two steps, so it is in the time before the first gradient
+        flops=0.0,
+        memory_bytes=0.0,
+        slowdown=slowdown,
+    )
+
+
+def noise_over_ranks(of_ranks: Sequence[Mapping[str, float]], mean_sq: Mapping[str, float]) -> dict[str, Noise]:
+    """Signal and noise of a rank's gradient, from the squared norms of the ranks' gradients and of their mean.
+
+    With P ranks whose gradients g have the signal S and the noise N, E‖g‖² = S + N and E‖mean g‖² = S + N/P.
+
+    Args:
+        of_ranks: at least two, each by parameter name, summed over the same steps as ``mean_sq``.
+    """
+    ranks = len(of_ranks)
+    noise = {}
+    for name, of_mean in mean_sq.items():
+        of_one = sum(local_sq[name] for local_sq in of_ranks) / ranks
+        noise_sq = max(0.0, (of_one - of_mean) * ranks / (ranks - 1))
+        noise[name] = Noise(max(0.0, of_one - noise_sq), noise_sq)
+    return noise
+
+
+def expectations(plan: Plan, in_use: str, observed_s: float) -> tuple[float, float]:
+    """What a step will take under the plan, and what it takes or would take dense, given what it takes now.
+
+    The prediction of what is in use is known to be off by some factor; the communication that others add to the floor is
+    corrected by the same. What is observed needs no prediction.
+    """
+    predicted_s = {one.compress: one.step_s for one in plan.candidates}.get(in_use, observed_s)
+    factor = (observed_s - plan.floor_s) / max(predicted_s - plan.floor_s, 1e-9)
+    factor = min(max(factor, 1 / _LARGEST_CORRECTION), _LARGEST_CORRECTION)
+
+    def expected_s(compress: str, step_s: float) -> float:
+        return observed_s if compress == in_use else plan.floor_s + factor * (step_s - plan.floor_s)
+
+    return expected_s(plan.compress, plan.step_s), expected_s(DENSE, plan.dense_s)
+
+
+def alone(compute_s: float, quality: Quality) -> Plan:
+    """The plan of a single rank."""
+    dense = Candidate(
+        compress=DENSE,
+        fuse="auto",
+        step_s=compute_s,
+        wire_bytes=0,
+        memory_bytes=0,
+        messages=0,
+        relative_error=0.0,
+        allowed=True,
+        verdict="chosen",
+    )
+    return Plan(
+        compress=DENSE,
+        fuse="auto",
+        quality=quality,
+        world_size=1,
+        step_s=compute_s,
+        floor_s=compute_s,
+        dense_s=compute_s,
+        reasons=("There is one rank, and nobody to send anything to.",),
+        candidates=(dense,),
+        date=now(),
+    )
+
+
+def back_to_dense(plan: Plan, observed_s: float, dense_s: float) -> Plan:
+    """The plan after its choice was measured to be slower than dense."""
+    dense = next(one for one in plan.candidates if one.compress == DENSE)
+    verdicts = {plan.compress: "measured, and slower than dense", DENSE: "chosen"}
+    reason = f"{plan.compress} took {1e3 * observed_s:.1f} ms, dense {1e3 * dense_s:.1f} ms: back to dense."
+    return replace(
+        plan,
+        compress=DENSE,
+        fuse=dense.fuse,
+        step_s=dense.step_s,
+        reasons=(*plan.reasons, reason),
+        candidates=tuple(replace(one, verdict=verdicts.get(one.compress, one.verdict)) for one in plan.candidates),
+        spans=(),
+        date=now(),
+    )
+
+
+def summary(plan: Plan) -> str:
+    """One line: what, and why."""
+    times = f"{plan.step_s:.4g} s predicted, dense {plan.dense_s:.4g} s, floor {plan.floor_s:.4g} s"
+    why = plan.reasons[1:] or plan.reasons  # the first one repeats the times
+    return f"{plan.compress}, fuse={plan.fuse}: {times}. {' '.join(why)}"

@@ -1,0 +1,16 @@
+"""``compress="auto"`` on two real ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from gloo.auto_cases import CASES
+from gloo.launch import shared_launch
+
+pytestmark = [pytest.mark.gloo, pytest.mark.timeout(100)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_two_ranks(case: str) -> None:
+    values = shared_launch("auto_cases", 2, timeout_s=90.0).values(case)
+    assert values[0] == values[1], "the ranks have come apart"
