@@ -119,7 +119,7 @@ def _without_barrier(model: nn.Module, compress: str, fuse: str) -> WithoutBarri
     assert isinstance(group, dist.ProcessGroup)
     transport = TorchDistTransport(group, None)
     session = Session(transport, parameters, tensors, compressor, config=0, seed=0, scaler=None)
-    regrouping = Regrouping(parse_fusion(fuse), tensors[::-1], compressor, session)
+    regrouping = Regrouping(parse_fusion(fuse), tensors[::-1], session)
     return WithoutBarrier(model, regrouping, session, _adamw)
 
 
