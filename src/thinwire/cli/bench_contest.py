@@ -28,9 +28,12 @@ def bench_contest_command(
     minutes: Annotated[float, typer.Option(help="Cells get as many steps as fit into this time.", min=1)] = 90,
     rounds: Annotated[int | None, typer.Option(help="Turns of every contestant. (default: as fits)", min=1)] = None,
     steps: Annotated[int | None, typer.Option(help="Steps per turn. (default: as fits)", min=1)] = None,
-    out: Annotated[Path, typer.Option(help="Where cells are kept; those already there are not run again.")] = Path(
-        "runs/contest"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where cells are kept; those already there are not run again. (default: runs/contest[-quick])"
+        ),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A tiny GPT at two rates, few steps: to see that it works.")
     ] = False,
@@ -46,6 +49,7 @@ def bench_contest_command(
     from thinwire.contest.run import plan_jobs
 
     console = Console()
+    out = out or Path("runs") / ("contest-quick" if quick else "contest")
     if quick:
         rounds, steps = rounds or QUICK_ROUNDS, steps or QUICK_STEPS
     chosen_models = models.split(",") if models else QUICK_MODELS if quick else MODELS
