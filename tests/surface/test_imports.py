@@ -27,6 +27,7 @@ LAYERS = (
     {"optim"},
     {"api"},
     {"demo"},
+    {"contest"},
     {"cli"},
 )
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}

@@ -144,7 +144,7 @@ def test_quick_is_shorter_and_explicit_choices_win() -> None:
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="steps is 0"):
         Workload(steps=0)
-    with pytest.raises(ValueError, match="expected one of floor, ddp, thinwire"):
+    with pytest.raises(ValueError, match="expected one of floor, ddp, ddp_fp16, ddp_powersgd, thinwire"):
         Contestant(name="x", label="x", mode="magic", workload=Workload())  # type: ignore[arg-type]
 
 

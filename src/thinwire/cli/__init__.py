@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from thinwire.cli import bench_step, compressors, demo, doctor, lab, plan, probe, report
+from thinwire.cli import bench_contest, bench_step, compressors, demo, doctor, lab, plan, probe, report
 
 app = typer.Typer(
     name="thinwire",
@@ -24,6 +24,7 @@ app.command("compressors")(compressors.compressors)
 app.add_typer(lab.app, name="lab")
 app.add_typer(bench, name="bench")
 bench.command("step")(bench_step.bench_step_command)
+bench.command("contest")(bench_contest.bench_contest_command)
 
 # The module of this benchmark imports torch to declare its options: its arguments, --help too, are passed on to it.
 _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}

@@ -48,7 +48,7 @@ def bench_step_command(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="One of every registered compressor.")] = False,
     fuse: Annotated[list[str] | None, typer.Option(help="How to fuse; give it again for more. (default: auto)")] = None,
-    model: Annotated[str, typer.Option(help="A GPT: tiny, small or medium; or cnn.")] = "small",
+    model: Annotated[str, typer.Option(help="A GPT: tiny, small or medium; or cnn or lstm.")] = "small",
     seq: Annotated[int, typer.Option(help="Bytes per window.", min=32)] = 128,
     batch: Annotated[int, typer.Option(help="Windows per host and step.", min=1)] = 7,
     hosts: Annotated[int, typer.Option(help="Number of hosts.", min=2)] = 4,

@@ -1,4 +1,4 @@
-"""The model as each mode trains it: alone (the floor), in stock DDP, or attached to thinwire."""
+"""The model as each mode trains it: alone (the floor), in DDP with or without a hook of torch, or attached to thinwire."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire.comm import Throttled, TorchDistTransport
+from thinwire.demo.ddp_hooks import wrap_in_ddp
 from thinwire.demo.model import build_model
 from thinwire.demo.settings import Contestant
-from thinwire.plan import Plan
+from thinwire.plan import Plan, Pricer
 
 INTERFACE_TABLE = Path("/proc/self/net/dev")  # of the process's own network namespace, unlike /sys without a remount
 SENT_BYTES_COLUMN = 8
@@ -61,6 +61,11 @@ class Contender:
         """What ``compress="auto"`` has chosen, once it has."""
         return None if self.wire is None else self.wire.plan
 
+    @property
+    def pricer(self) -> Pricer | None:
+        """What that choice was made from; on rank 0."""
+        return None if self.wire is None else self.wire.pricer
+
     def explain(self) -> str:
         """What thinwire does here, in its own words; empty for the others."""
         return "" if self.wire is None else self.wire.explain()
@@ -78,7 +83,7 @@ def make_contender(contestant: Contestant, timeout_s: float) -> Iterator[Contend
         with _attach(model, optimizer, contestant, timeout_s) as wire:
             yield Contender(model, model, optimizer, wire, contestant.emulated)
     else:
-        module = DistributedDataParallel(model) if contestant.mode == "ddp" else model
+        module = model if contestant.mode == "floor" else wrap_in_ddp(model, contestant)
         yield Contender(model, module, optimizer, None, contestant.emulated)
 
 

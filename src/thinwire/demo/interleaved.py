@@ -1,4 +1,4 @@
-"""The worker of ``thinwire bench step``: all contestants in one job, a few steps of each in turn.
+"""The worker of ``thinwire bench step`` and ``contest``: all contestants in one job, a few steps of each in turn.
 
 Step times on a shared machine drift; contestants that take turns drift together, so their ratios hold.
 ``python -m thinwire.demo.interleaved SETTINGS.json`` runs once per host, rendezvous from the environment.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 from thinwire.demo.contender import Contender, make_contender
 from thinwire.demo.data import load_corpus
+from thinwire.demo.ddp_hooks import POWERSGD_DENSE_STEPS
 from thinwire.demo.settings import Contestant, Workload
 from thinwire.demo.train import collective_timeout_s, train_step
 from thinwire.engine.autopilot import PLANNING_STEPS as AUTO_STEPS
@@ -27,6 +29,13 @@ from thinwire.report.events import EventWriter
 
 WARMUP_STEPS = 2  # connections, allocations and DDP's new buckets
 PLANNING_STEPS = 13  # until a planner has measured, planned and changed its groups
+
+# Called outside the clock, with the number of the round (0: the warm-up), whose turn it was, and where events go.
+AfterTurn = Callable[[int, Contestant, Contender, EventWriter], None]
+
+
+def nothing(turn: int, contestant: Contestant, contender: Contender, events: EventWriter) -> None:
+    """Nothing is to be done after a turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +59,7 @@ class Turns:
         return cls(**{**fields, "contestants": tuple(contestants)})
 
 
-def take_turns(turns: Turns, contenders: list[Contender], events: EventWriter) -> None:
+def take_turns(turns: Turns, contenders: list[Contender], events: EventWriter, after_turn: AfterTurn = nothing) -> None:
     """All rounds; every step leaves an event that says whose it was, every turn one with its mean step time.
 
     A turn is timed from barrier to barrier: the floor's ranks wait for nobody, and where they share cores some are done
@@ -71,17 +80,18 @@ def take_turns(turns: Turns, contenders: list[Contender], events: EventWriter) -
                 steps[index] += 1
             dist.barrier()
             events.write("turn", step_s=(time.perf_counter() - began_s) / length, **named)
+            after_turn(turn, contestant, contender, events)
 
 
 def warmup_steps(contestant: Contestant) -> int:
     """Steps before anything is timed."""
     if contestant.mode != "thinwire":
-        return WARMUP_STEPS
+        return WARMUP_STEPS + (POWERSGD_DENSE_STEPS if contestant.mode == "ddp_powersgd" else 0)
     chooses = AUTO_STEPS if contestant.compress == "auto" else 0
     return chooses + (PLANNING_STEPS if parse_fusion(contestant.fuse).needs_profile else WARMUP_STEPS)
 
 
-def run_worker(settings: Path) -> None:
+def run_worker(settings: Path, after_turn: AfterTurn = nothing) -> None:
     """Join the process group that the environment describes and run what ``settings`` says."""
     torch.set_num_threads(1)
     turns = Turns.load(settings)
@@ -96,7 +106,7 @@ def run_worker(settings: Path) -> None:
             contenders = [
                 stack.enter_context(make_contender(contestant, timeout_s)) for contestant in turns.contestants
             ]
-            take_turns(turns, contenders, events)
+            take_turns(turns, contenders, events, after_turn)
             dist.barrier()
     finally:
         dist.destroy_process_group()

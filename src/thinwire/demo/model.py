@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinwire.demo.cnn import VOCABULARY, ByteCNN
+from thinwire.demo.lstm import ByteLSTM
 
-CNN = "cnn"  # not a GPT: for benchmarks of models with many small tensors
+# Not GPTs, for benchmarks: many small tensors, and a few large ones that are all ready late.
+OTHERS: dict[str, Callable[[], nn.Module]] = {"cnn": ByteCNN, "lstm": ByteLSTM}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +97,9 @@ class GPT(nn.Module):
 
 
 def check_size(size: str) -> None:
-    """Raise a ValueError unless ``size`` is one of :data:`SIZES` or ``cnn``."""
-    if size not in SIZES and size != CNN:
-        raise ValueError(f"unknown model {size!r}: expected one of {', '.join([*SIZES, CNN])}")
+    """Raise a ValueError unless ``size`` is one of :data:`SIZES` or :data:`OTHERS`."""
+    if size not in SIZES and size not in OTHERS:
+        raise ValueError(f"unknown model {size!r}: expected one of {', '.join([*SIZES, *OTHERS])}")
 
 
 def build_model(size: str, max_time: int, seed: int) -> nn.Module:
@@ -104,4 +107,4 @@ def build_model(size: str, max_time: int, seed: int) -> nn.Module:
     check_size(size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ByteCNN() if size == CNN else GPT(SIZES[size], max_time)
+        return OTHERS[size]() if size in OTHERS else GPT(SIZES[size], max_time)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-Mode = Literal["floor", "ddp", "thinwire"]
+Mode = Literal["floor", "ddp", "ddp_fp16", "ddp_powersgd", "thinwire"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,7 @@ class Contestant:
     workload: Workload
     compress: str = "auto"  # only for mode "thinwire"
     fuse: str = "auto"  # likewise
+    powersgd_rank: int = 4  # only for mode "ddp_powersgd"
     network: str = ""  # as the report shows it
     bits_per_s: int | None = None  # of each host's link; None: unshaped
     emulated: bool = False  # thinwire's transport is throttled in place of a shaped network

@@ -21,7 +21,7 @@ from thinwire.engine.received import Received
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.engine.stats import WireStats
-from thinwire.plan.price import DENSE
+from thinwire.plan.price import DENSE, Pricer
 from thinwire.plan.result import Plan
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,11 @@ class Attached:
     def plan(self) -> Plan | None:
         """With ``compress="auto"`` the plan in force, whose ``explain()`` says why; None before it is made, or without."""
         return None if self._autopilot is None else self._autopilot.plan
+
+    @property
+    def pricer(self) -> Pricer | None:
+        """On rank 0 of ``compress="auto"``: the measurements behind the newest plan, which price other settings too."""
+        return None if self._autopilot is None else self._autopilot.pricer
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate gradients; the next one outside averages their sum."""

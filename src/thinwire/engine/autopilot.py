@@ -36,7 +36,7 @@ from thinwire.plan.online import (
     slowest_compute_s,
     summary,
 )
-from thinwire.plan.price import DENSE
+from thinwire.plan.price import DENSE, Pricer
 from thinwire.plan.result import Plan
 from thinwire.plan.search import Budget, Quality, choose
 from thinwire.plan.watch import Verdict, Watch
@@ -80,6 +80,7 @@ class Autopilot:
         self._regrouping, self._session, self._tensors, self._settings = regrouping, session, tensors, settings
         self._resumed_s = time.perf_counter()
         self.course: Course | None = None
+        self.pricer: Pricer | None = None  # rank 0's: what the newest plan was made from, to ask about other settings
         self._start()
 
     @property
@@ -219,6 +220,7 @@ class Autopilot:
 
     def _choose(self, profile: ModelProfile, network: Network, cluster: Cluster, began_s: float) -> Plan:
         codecs = codec_costs(self._settings.specs, self._tensors)
+        self.pricer = Pricer(profile, network, codecs, cluster)
         budget = Budget(quality=self._settings.quality, experimental=True)  # the candidates are chosen already
         plan = choose(profile, network, codecs, cluster, budget=budget, fusions=self._settings.fusions)
         facts = {"step": str(self._session.step), "planning_s": f"{time.perf_counter() - began_s:.2f}"}

@@ -77,9 +77,20 @@ class Pricer:
         """Simulate one step."""
         if spec not in self.codecs:
             raise ConfigError(f"{spec!r} was not measured; the probe has {', '.join(sorted(self.codecs))}")
-        profile, compressor = self.profile, prepared(spec)
+        compressor = prepared(spec)
         works = self._works(spec, compressor, self._groups(spec, compressor, fuse))
-        simulated = simulate_groups([*works, self._agreement()], profile.backward_s, self.cluster)
+        return self._price(spec, fuse, compressor, works, [self._agreement()])
+
+    def price_ddp(self, groups: Groups) -> Price:
+        """Simulate one step of stock ``DistributedDataParallel`` with these buckets: dense, and no agreement at its end."""
+        compressor = prepared(DENSE)
+        return self._price(DENSE, "ddp", compressor, self._works(DENSE, compressor, groups), [])
+
+    def _price(
+        self, spec: str, fuse: str, compressor: Compressor, works: Sequence[GroupWork], ending: Sequence[GroupWork]
+    ) -> Price:
+        profile = self.profile
+        simulated = simulate_groups([*works, *ending], profile.backward_s, self.cluster)
         return Price(
             spec=spec,
             fuse=fuse,

@@ -1,0 +1,1 @@
+"""The planner over whole runs: time to dense's loss, and a link that falls."""

@@ -1,0 +1,105 @@
+"""How many steps each cell gets, so that the whole contest fits into its time. Estimates are crude, and on the long side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thinwire.contest.lineup import AUTO, SAFE_SPECS, STOCK_DDP
+from thinwire.core import TensorSpec
+from thinwire.demo.interleaved import warmup_steps
+from thinwire.demo.settings import Contestant
+from thinwire.engine.autopilot import PLANNING_STEPS
+from thinwire.plan.codecs import prepared
+from thinwire.plan.price import DENSE, wire_bytes
+
+FEWEST_STEPS, MOST_STEPS = 3, 48  # of a contestant in a cell
+MOST_ROUNDS = 8
+START_S = 25.0  # processes, ten copies of the model, the corpus, and a plan
+FRAMING = 1.06  # Ethernet, IP and TCP headers
+OVERHEAD = 1.1  # what communication costs where the network is no limit: ranks share cores
+UNSHAPED_BITS_PER_S = 5e9
+
+
+@dataclass(frozen=True)
+class CellCost:
+    """What a cell takes.
+
+    Args:
+        fixed_s: start and warm-up.
+        step_s: one step of every contestant.
+    """
+
+    fixed_s: float
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of one cell; ``seconds`` is the estimate of all of it."""
+
+    rounds: int
+    steps_per_turn: int
+    seconds: float
+
+
+def estimate_step_s(contestant: Contestant, tensors: Sequence[TensorSpec], floor_s: float, hosts: int) -> float:
+    """The floor and the bytes, one after the other: what hides behind backward is not counted."""
+    if contestant.mode == "floor":
+        return floor_s
+    specs = {
+        "ddp": [DENSE],
+        "ddp_fp16": ["fp16"],
+        "ddp_powersgd": [f"powersgd(rank={contestant.powersgd_rank})"],
+        "thinwire": SAFE_SPECS if contestant.compress == "auto" else [contestant.compress],
+    }[contestant.mode]
+    sent_bytes = min(wire_bytes(tensors, prepared(spec), hosts) for spec in specs)
+    return OVERHEAD * floor_s + FRAMING * 8 * sent_bytes / (contestant.bits_per_s or UNSHAPED_BITS_PER_S)
+
+
+def cost_of_cell(
+    contestants: Sequence[Contestant], tensors: Sequence[TensorSpec], floor_s: float, hosts: int
+) -> CellCost:
+    """Estimate one cell; the steps in which ``auto`` measures are dense."""
+    steps_s = {one.name: estimate_step_s(one, tensors, floor_s, hosts) for one in contestants}
+    warmup_s = sum(warmup_steps(one) * steps_s[one.name] for one in contestants)
+    if AUTO in steps_s and STOCK_DDP in steps_s:
+        warmup_s += PLANNING_STEPS * (steps_s[STOCK_DDP] - steps_s[AUTO])
+    return CellCost(START_S + warmup_s, sum(steps_s.values()))
+
+
+def size_cells(costs: Sequence[CellCost], budget_s: float) -> list[Size]:
+    """Give every cell the same time for its turns, within the fewest and the most steps, so that all fit the budget.
+
+    Where even the fewest steps do not fit, these are what they get: the sum of the estimates then says so.
+    """
+    low_s, high_s = 0.0, max(MOST_STEPS * cost.step_s for cost in costs)
+    for _ in range(40):
+        share_s = (low_s + high_s) / 2
+        if sum(_size(cost, share_s).seconds for cost in costs) <= budget_s:
+            low_s = share_s
+        else:
+            high_s = share_s
+    return [_size(cost, low_s) for cost in costs]
+
+
+def _size(cost: CellCost, share_s: float) -> Size:
+    steps = min(max(int(share_s / cost.step_s), FEWEST_STEPS), MOST_STEPS)
+    rounds = min(steps, MOST_ROUNDS)
+    return sized(cost, rounds, steps // rounds)
+
+
+def sized(cost: CellCost, rounds: int, steps_per_turn: int) -> Size:
+    """A cell of a given size."""
+    return Size(rounds, steps_per_turn, cost.fixed_s + rounds * steps_per_turn * cost.step_s)
+
+
+def seconds_left(done: Sequence[tuple[float, float]], waiting_s: Sequence[float]) -> float:
+    """What the waiting cells will take, corrected by how far off the estimates of those done were.
+
+    Args:
+        done: (estimated, measured) seconds.
+        waiting_s: estimates.
+    """
+    estimated_s, measured_s = (sum(column) for column in zip(*done, strict=True)) if done else (1.0, 1.0)
+    return sum(waiting_s) * measured_s / estimated_s
