@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard src/thinwire/kernels/native/*.c src/thinwire/kernels/native/*.h)
 
-.PHONY: help setup demo docs test lint format bench-kernels bench-step clean
+.PHONY: help setup demo docs test lint format bench-kernels bench-step bench-contest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,9 @@ bench-kernels: setup  ## kernels against copy_ and against plain torch
 
 bench-step: setup  ## step time of compressors on the lab network
 	$(BIN)/thinwire bench step
+
+bench-contest: setup  ## every method on seven networks and three models, predicted and measured (90 minutes)
+	$(BIN)/thinwire bench contest --out runs/contest
 
 clean:  ## remove the virtual environment and build products
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -17,7 +17,7 @@ from gloo.support import Cases, Rank, close, digest, seeded, sgd, wrap
 from thinwire.comm import Pending, Tag, Throttled, TorchDistTransport, Transport
 from thinwire.core import AllToAll, Request
 from thinwire.engine import autopilot
-from thinwire.engine.autopilot import PLANNING_STEPS
+from thinwire.engine.autopilot import PLANNING_STEPS, QUIET_STEPS
 from thinwire.plan import Link, network_of_link
 from thinwire.plan.watch import SETTLE_STEPS, TRIAL_STEPS
 
@@ -164,7 +164,7 @@ def falls_back_to_dense_and_loses_nothing(rank: Rank, engine: str) -> object:
     model = wrap(engine, Fixed())
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     chosen: list[str] = []
-    steps = PLANNING_STEPS + SETTLE_STEPS + TRIAL_STEPS + 3
+    steps = PLANNING_STEPS + SETTLE_STEPS + TRIAL_STEPS + QUIET_STEPS + 3
     with claimed_link(1e6), thinwire.attach(model, optimizer, transport=SlowScatter(plain_transport())) as wire:
         for index in range(steps):
             optimizer.zero_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from thinwire.plan.online import (
     auto_specs,
     back_to_dense,
     expectations,
+    lost,
     noise_over_ranks,
     profile_of_steps,
     slowest_compute_s,
@@ -116,6 +119,13 @@ def test_others_are_corrected_by_what_is_in_use() -> None:
 @pytest.mark.parametrize(("observed_s", "expected_s"), [(0.5, 1.05), (50.0, 1.2)])
 def test_corrections_are_bounded(observed_s: float, expected_s: float) -> None:
     assert expectations(plan(), "dense", observed_s)[0] == pytest.approx(expected_s)
+
+
+def test_a_choice_is_lost_only_if_it_is_made_again_on_the_same_network() -> None:
+    before = plan()
+    assert lost(before, plan())
+    assert not lost(before, replace(plan(), dense_s=3 * before.dense_s))  # the link fell during the trial
+    assert not lost(before, replace(plan(), compress="bf16"))
 
 
 def test_back_to_dense_says_why() -> None:

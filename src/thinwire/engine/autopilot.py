@@ -31,6 +31,7 @@ from thinwire.plan.online import (
     alone,
     back_to_dense,
     expectations,
+    lost,
     noise_over_ranks,
     profile_of_steps,
     slowest_compute_s,
@@ -141,7 +142,8 @@ class Autopilot:
         self._steps += 1
         if self._phase == "watch":
             if self._session.wished:
-                return self._reconsider()
+                self._reconsider()
+                return None
             self._observe(times)
             return self._regrouping.after_step(groups)
         if self._phase == "dense":
@@ -178,23 +180,13 @@ class Autopilot:
         self._verdict = self._watch.add(self.course.before_s + self._exchange_s(times))
         self._session.wish = self._verdict != "fine"
 
-    def _reconsider(self) -> list[Group] | None:
-        """All ranks know that rank 0 has doubts; it says what is to be done."""
+    def _reconsider(self) -> None:
+        """All ranks know that rank 0 has doubts. A slow trial may be the link's fault: that, too, is measured first."""
         self._session.wish = False
-        course = agreed(self._session, self._fallen_back().to_text() if self._verdict == "dense" else None)
-        if course is not None:
-            return self._change(read_course(course))
         if self._session.rank == 0:
             observed_s, expected_s = self._watch.observed_s, self._watch.expected_s
             log.info("auto: steps take %.4g s, expected %.4g s; measuring the network again", observed_s, expected_s)
         self._enter("quiet")
-        return None
-
-    def _fallen_back(self) -> Course:
-        assert self.course is not None
-        observed_s, dense_s = self._watch.observed_s, self.course.dense_s
-        plan, drift = back_to_dense(self.course.plan, observed_s, dense_s), self._watch.refitted(changed=False)
-        return replace(self.course, plan=plan, expected_s=dense_s, drift=drift)
 
     def _make_plan(self) -> list[Group] | None:
         """Measure, choose and agree; all ranks do this at the same step."""
@@ -237,7 +229,12 @@ class Autopilot:
             changed = (plan.compress, plan.fuse) != (in_use, before.plan.fuse)
         expected_s, dense_s = expectations(plan, in_use, observed_s)
         order = [tensor.fqn for tensor in profile.specs]
-        return Course(plan, order, before_s, expected_s, dense_s, drift=self._watch.refitted(changed=changed))
+        course = Course(plan, order, before_s, expected_s, dense_s, drift=self._watch.refitted(changed=changed))
+        if before is None or self._verdict != "dense" or not lost(before.plan, plan):
+            return course
+        dense_s, drift = before.dense_s, self._watch.refitted(changed=False)
+        plan = back_to_dense(plan, self._watch.observed_s, dense_s)
+        return replace(course, plan=plan, expected_s=dense_s, dense_s=dense_s, drift=drift)
 
     def _change(self, course: Course) -> list[Group] | None:
         """Follow a course from the next step on."""

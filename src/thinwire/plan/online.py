@@ -17,6 +17,7 @@ from thinwire.plan.search import Quality, candidate_specs
 # Only optimizers that know how old updates are may get a sparsifier; this one is measured in docs/optimizers.md.
 FAST_SPECS = ("topk(density=0.05, score='update') | fp16",)
 _LARGEST_CORRECTION = 2.0  # beyond, noise is more likely than a fault of the model
+_SAME_NETWORK = 0.15  # a predicted dense step that changed by less says that the link is the same
 # Fusions that need no profile of their own: no planner that measures was faster in docs/fusion.md.
 AUTO_FUSIONS = ("auto", "1MiB", "4MiB", "16MiB", "64MiB")
 
@@ -142,6 +143,17 @@ def alone(compute_s: float, quality: Quality) -> Plan:
         candidates=(dense,),
         date=now(),
     )
+
+
+def lost(before: Plan, again: Plan) -> bool:
+    """Whether a choice that was slower than dense is made again on the network on which it was.
+
+    Args:
+        before: the plan whose trial steps took longer than dense did.
+        again: the one made after it, from new measurements.
+    """
+    same_network = abs(again.dense_s / before.dense_s - 1) <= _SAME_NETWORK
+    return same_network and again.compress == before.compress
 
 
 def back_to_dense(plan: Plan, observed_s: float, dense_s: float) -> Plan:
