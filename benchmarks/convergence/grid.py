@@ -79,6 +79,10 @@ def _large() -> Iterator[Run]:
     yield Run(task=LARGE_TASK, compress=by_update(0.01), optimizer=OURS)
     yield Run(task=LARGE_TASK, compress=topk(0.01), optimizer=STOCK)
     yield Run(task=LARGE_TASK, compress=topk(0.05), optimizer=OURS)
+    for seed in SEEDS[1:]:
+        yield Run(task=LARGE_TASK, compress="dense", seed=seed)
+        yield Run(task=LARGE_TASK, compress=WARMUP, optimizer=OURS, seed=seed)
+        yield Run(task=LARGE_TASK, compress=by_update(0.05), optimizer=OURS, seed=seed)
 
 
 def _densities(name: str) -> Iterator[Run]:
