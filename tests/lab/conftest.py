@@ -12,7 +12,9 @@ import pytest
 from thinwire.lab.reaper import NAMESPACE_DIR, STATE_DIR
 
 OwnerOfLab = Callable[[Sequence[str]], "subprocess.Popen[str]"]
-THINWIRE_LAB = [sys.executable, "-c", "from thinwire.cli.lab import app; app()"]
+# Tests that run in the background of a script inherit an ignored Ctrl-C; a user's terminal does not ignore it.
+_HEED_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+THINWIRE_LAB = [sys.executable, "-c", f"{_HEED_CTRL_C}; from thinwire.cli.lab import app; app()"]
 
 
 def remains_of(owner: int) -> list[str]:
