@@ -24,8 +24,10 @@ demo: setup  ## train a GPT on a shaped 200 Mbit/s network: floor, dense DDP, th
 docs: setup  ## regenerate the pages that are made from the code
 	$(BIN)/thinwire compressors --markdown > docs/compressors.md
 
+# Tests in one process run two at a time; those that start ranks and labs have the machine to themselves.
 test: docs  ## run all tests (under 10 minutes on two cores)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 tests/contract tests/docs tests/sim tests/surface tests/unit
+	$(BIN)/python -m pytest tests/gloo tests/lab
 
 lint: setup  ## ruff and strict mypy
 	$(BIN)/ruff check .
