@@ -15,29 +15,18 @@ import torch
 from torch import Tensor
 
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Exchange, Exchanged, Reply, Request, memory
+from thinwire.core.side_by_side import Asked, Round, side_by_side
 
 Merged = Generator[tuple[Request, ...], Any, list[Exchanged]]
 
 
 def merge(exchanges: Sequence[Exchange]) -> Merged:
     """Run ``exchanges`` side by side; yields one tuple of merged requests per round, returns their results in order."""
-    results: list[Exchanged | None] = [None] * len(exchanges)
-    replies: dict[int, Any] = dict.fromkeys(range(len(exchanges)))
-    while replies:
-        asked: dict[int, Request | tuple[Request, ...]] = {}
-        for index, reply in replies.items():
-            try:
-                asked[index] = exchanges[index].send(reply)
-            except StopIteration as stop:
-                results[index] = stop.value
-        if not asked:
-            break
-        replies = yield from _ask(asked)
-    assert all(result is not None for result in results)
-    return results  # type: ignore[return-value]
+    results: list[Exchanged] = yield from side_by_side(exchanges, _ask)
+    return results
 
 
-def _ask(asked: dict[int, Request | tuple[Request, ...]]) -> Generator[tuple[Request, ...], Any, dict[int, Any]]:
+def _ask(asked: Asked) -> Round:
     """One round: merge by kind, ask, and hand every exchange its own part of the replies."""
     requests = [(index, r) for index, one in asked.items() for r in (one if isinstance(one, tuple) else (one,))]
     kinds: dict[object, list[int]] = {}
@@ -51,9 +40,7 @@ def _ask(asked: dict[int, Request | tuple[Request, ...]]) -> Generator[tuple[Req
     return _by_exchange(asked, requests, parts)
 
 
-def _by_exchange(
-    asked: dict[int, Request | tuple[Request, ...]], requests: list[tuple[int, Request]], parts: dict[int, Reply]
-) -> dict[int, Any]:
+def _by_exchange(asked: Asked, requests: list[tuple[int, Request]], parts: dict[int, Reply]) -> dict[int, Any]:
     replies: dict[int, list[Reply]] = {index: [] for index in asked}
     for position, (index, _) in enumerate(requests):
         replies[index].append(parts[position])

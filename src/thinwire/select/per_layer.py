@@ -23,8 +23,8 @@ from thinwire.core import (
     Wrapper,
 )
 from thinwire.core.part import Part, parts_by_kind
+from thinwire.core.side_by_side import ask, side_by_side
 from thinwire.select.density import check_has_density, has_density, with_density
-from thinwire.select.side_by_side import ask, side_by_side
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ from thinwire.core import (
     Wrapper,
 )
 from thinwire.core.part import Part
+from thinwire.core.side_by_side import ask, side_by_side
 from thinwire.select.layers import Layers, layers_of, spend
-from thinwire.select.side_by_side import ask, side_by_side
 
 SAME_EVERYWHERE = Layout(lambda tensor: 1, replicated=True)
 _OWN_KEYS = ("layer_picked", "layer_age", "layer_credit")
