@@ -89,14 +89,8 @@ def attach(
     tensors = [TensorSpec(name, tuple(p.shape), p.dtype, p.device) for name, p in parameters.items()]
     if transport is None:
         transport = _own_transport(module, timeout_s)
-    config = fingerprint(
-        tensors,
-        f"auto {quality}" if auto else str(compressor),
-        fuse,
-        str(seed),
-        str(broadcast_buffers),
-        str(scaler is None),
-    )
+    wanted = f"auto {quality}" if auto else str(compressor)
+    config = fingerprint(tensors, wanted, fuse, str(seed), str(broadcast_buffers), str(scaler is None))
     _check_same_everywhere(transport, config, tensors[0].device)
     session = Session(
         transport, parameters, tensors, compressor, config=config, seed=seed, scaler=scaler, optimizer=optimizer
@@ -114,14 +108,14 @@ def attach(
         warn_if_blind(optimizer, session.ages)
     wire = Attached(engine, session, regrouping, autopilot, tensors, optimizer)
     if events is not None:
-        session.meter.recorder = Recorder(
-            Path(events),
-            rank=transport.rank,
-            world_size=transport.world_size,
-            compress="auto" if auto else str(compressor),
-            explanation=wire.explain(),
-        )
+        chosen = "auto" if auto else str(compressor)
+        session.meter.recorder = _recorder(Path(events), transport, chosen, wire.explain())
     return wire
+
+
+def _recorder(directory: Path, transport: Transport, compress: str, explanation: str) -> Recorder:
+    rank, world_size = transport.rank, transport.world_size
+    return Recorder(directory, rank=rank, world_size=world_size, compress=compress, explanation=explanation)
 
 
 def _engine(
