@@ -40,11 +40,13 @@ def grid(tasks: list[str], steps: int) -> list[Run]:
     runs += [run for name in small for run in _densities(name)]
     runs += [run for name in small for run in _selectors(name)]
     runs += [run for name in small for run in _grains(name)]
+    runs += [run for name in small for run in _rates(name)]
     if SGD_TASK in tasks:
         runs += _sgd()
     if MAIN_TASK in tasks:
-        runs += [*_rates(), *_clipped()]
+        runs += [*_rates_by_magnitude(), *_clipped()]
     runs += [run for name in ABLATION_TASKS[1:] if name in tasks for run in _ablation(name)]
+    runs += [run for name in small for run in _sparsest(name)]
     return list(dict.fromkeys(replace(run, steps=steps) for run in runs))
 
 
@@ -109,11 +111,16 @@ def _more_seeds(name: str) -> Iterator[Run]:
         yield Run(task=name, compress=topk(0.05), optimizer=STOCK, seed=seed)
 
 
-def _rates() -> Iterator[Run]:
+def _rates(name: str) -> Iterator[Run]:
     """Everybody gets the learning rate that suits it."""
     for factor in LR_FACTORS:
-        yield Run(task=MAIN_TASK, compress="dense", lr_factor=factor)
-        yield Run(task=MAIN_TASK, compress=by_update(0.05), optimizer=OURS, lr_factor=factor)
+        yield Run(task=name, compress="dense", lr_factor=factor)
+        for optimizer in (OURS, *GRAINS):
+            yield Run(task=name, compress=by_update(0.05), optimizer=optimizer, lr_factor=factor)
+
+
+def _rates_by_magnitude() -> Iterator[Run]:
+    for factor in LR_FACTORS:
         for optimizer in (OURS, STOCK):
             yield Run(task=MAIN_TASK, compress=topk(0.05), optimizer=optimizer, lr_factor=factor)
 
@@ -126,7 +133,16 @@ def _ablation(task: str) -> Iterator[Run]:
 def _grains(task: str) -> Iterator[Run]:
     """One age for many coordinates, together with the score that ships."""
     for name in GRAINS:
-        yield Run(task=task, compress=by_update(0.05), optimizer=name)
+        for seed in SEEDS:
+            yield Run(task=task, compress=by_update(0.05), optimizer=name, seed=seed)
+
+
+def _sparsest(task: str) -> Iterator[Run]:
+    """More seeds where sparsifiers lose most."""
+    for seed in SEEDS[1:]:
+        yield Run(task=task, compress=by_update(0.01), optimizer=OURS, seed=seed)
+        yield Run(task=task, compress=topk(0.01, "bank"), optimizer=OURS, seed=seed)
+        yield Run(task=task, compress=topk(0.01), optimizer=STOCK, seed=seed)
 
 
 def _sgd() -> Iterator[Run]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -41,7 +43,7 @@ class SimulatedWire:
 
     def _exchange_unit(self, index: int, unit: Unit, gradients: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         exchanges = []
-        weights = self._weights(unit) if unit.compressor.needs_weights else None
+        weights = partial(self._weights, unit) if unit.compressor.needs_weights else None
         matters = importance(unit, self._parameters, self.optimizer) if unit.compressor.needs_importance else None
         for rank, mine in enumerate(gradients):
             x = torch.cat([mine[tensor.fqn].reshape(-1) for tensor in unit.spec.tensors])

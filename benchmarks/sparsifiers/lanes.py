@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from benchmarks.convergence.tasks import WORKERS
@@ -83,7 +84,7 @@ class Method:
 
 
 def _exchange(lane: Lane, states: list[State], sample: Sample, outcome: Outcome) -> list[State]:
-    weights = _flat(lane, sample.weights) if lane.compressor.needs_weights else None
+    weights = partial(_flat, lane, sample.weights) if lane.compressor.needs_weights else None
     offered, exchanges, sent = [], [], [0] * WORKERS
     for rank, (gradients, state) in enumerate(zip(sample.gradients, states, strict=True)):
         x = _flat(lane, gradients)

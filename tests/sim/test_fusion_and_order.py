@@ -127,8 +127,9 @@ def test_every_element_is_averaged_exactly_once(
             means: dict[str, list[Tensor]] = {tensor.fqn: [] for tensor in tensors}
             for group in groups:
                 gradients = {t.fqn: _gradient(t, index, step) for t in group.tensors}
-                session.submit(group, gradients, partial(_note, means))
-            session.wait(session.end_step([True] * len(tensors), lambda counts, used: None))
+                used = [True] * len(tensors) if group is groups[-1] else None
+                session.submit(group, gradients, partial(_note, means), used=used)
+            session.wait(session.end_step(lambda counts, used: None))
             written.append(means)
         session.scheduler.close()
         return written
@@ -178,8 +179,10 @@ def test_messages_are_started_in_the_same_order_on_all_ranks() -> None:
         transport = Delayed(world.transport(index, orders[index]), lambda tag: 0.002 * ((tag.group + index) % 2))
         session = Session(transport, _parameters(tensors), tensors, _Chatty(), config=1, seed=0, scaler=None)
         for tensor in tensors:
-            session.submit(make_group([tensor], _Chatty()), {tensor.fqn: torch.ones(tensor.shape)}, lambda *_: None)
-        session.wait(session.end_step([True] * len(tensors), lambda counts, used: None))
+            used = [True] * len(tensors) if tensor is tensors[-1] else None
+            gradients = {tensor.fqn: torch.ones(tensor.shape)}
+            session.submit(make_group([tensor], _Chatty()), gradients, lambda *_: None, used=used)
+        session.wait(session.end_step(lambda counts, used: None))
         session.scheduler.close()
 
     run_ranks(rank, 2)

@@ -75,7 +75,7 @@ def test_weights_decide_what_is_sent() -> None:
     unit = _unit(2560)
     weights = torch.ones(2560)
     weights[7 * 256 : 8 * 256] = 50.0
-    step = Step(0, unit, weights=weights)
+    step = Step(0, unit, weights=lambda: weights)
     (with_weights,) = simulate([MIPD(density=0.1, score="product").exchange(torch.ones(2560), MIPD().init(unit), step)])
     assert _sent_blocks(with_weights.mean, unit) == [7]
     (without,) = simulate([MIPD(density=0.1).exchange(torch.ones(2560), MIPD().init(unit), Step(0, unit))])

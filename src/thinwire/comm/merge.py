@@ -14,16 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Exchange, Exchanged, Reply, Request, memory
-from thinwire.core.side_by_side import Asked, Round, side_by_side
+from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request, memory
+from thinwire.core.side_by_side import Asked, Asking, Round, side_by_side
 
-Merged = Generator[tuple[Request, ...], Any, list[Exchanged]]
+Merged = Generator[tuple[Request, ...], Any, list[Any]]
 
 
-def merge(exchanges: Sequence[Exchange]) -> Merged:
+def merge(exchanges: Sequence[Asking]) -> Merged:
     """Run ``exchanges`` side by side; yields one tuple of merged requests per round, returns their results in order."""
-    results: list[Exchanged] = yield from side_by_side(exchanges, _ask)
-    return results
+    return (yield from side_by_side(exchanges, _ask))
 
 
 def _ask(asked: Asked) -> Round:

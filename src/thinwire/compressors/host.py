@@ -34,7 +34,9 @@ class OnHost(Wrapper):
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         ready = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
-        weights, importance = (None if one is None else one.cpu() for one in (step.weights, step.importance))
+        on_device = step.weights
+        weights = None if on_device is None else lambda: on_device().cpu()
+        importance = None if step.importance is None else step.importance.cpu()
         step = replace(step, unit=_on_host(step.unit), weights=weights, importance=importance)
 
         def begin() -> _Begun:

@@ -132,7 +132,8 @@ class MIPD(Compressor):
         now, unit = self.at(step.index), step.unit
         rate = state["rate"]
         if step.index % now._every == 0 or bool((rate < 0).any()):
-            local = significance.score(self.score, as_blocks(x, unit), step.weights, unit)
+            weights = None if step.weights is None else step.weights()
+            local = significance.score(self.score, as_blocks(x, unit), weights, unit)
             rate = self._smoothed(rate, (yield AllReduce(local)), state["age"])
         active = now._active(unit, step.index)
         forecast = self._forecast(state, active, unit)

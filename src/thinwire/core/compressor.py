@@ -61,8 +61,9 @@ ELEMENTWISE = Layout(lambda tensor: tensor.numel)
 class Step:
     """What an exchange may know about its surroundings.
 
-    ``weights`` are the parameters of the unit, flat like its gradient and not to be changed; only for compressors that
-    ``need_weights``, and None where whoever drives the exchange has none. ``importance`` likewise says, for compressors
+    ``weights`` gives the parameters of the unit, flat like its gradient and not to be changed; only for compressors that
+    ``need_weights``, and None where whoever drives the exchange has none. It is a function because flattening them is a
+    copy, and not every step looks at them. ``importance`` likewise says, for compressors
     that ``need_importance``, how much a unit of gradient matters to the optimizer at each coordinate.
     """
 
@@ -71,7 +72,7 @@ class Step:
     rank: int = 0
     world_size: int = 1
     seed: int = 0
-    weights: Tensor | None = field(default=None, compare=False, repr=False)
+    weights: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
     importance: Tensor | None = field(default=None, compare=False, repr=False)
 
     def generator(self, purpose: str = "", *, per_rank: bool = False) -> torch.Generator:

@@ -65,7 +65,9 @@ class Part:
 
     def exchange(self, compressor: Compressor, x: Tensor, state: State, step: Step) -> Exchange:
         """The exchange of the members alone; ``x``, ``state`` and ``step`` are those of the whole."""
-        weights, importance = (None if one is None else self.take(one) for one in (step.weights, step.importance))
+        all_weights = step.weights
+        weights = None if all_weights is None else lambda: self.take(all_weights())
+        importance = None if step.importance is None else self.take(step.importance)
         own = replace(step, unit=self.unit, weights=weights, importance=importance)
         return compressor.exchange(self.take(x), self.take_state(state, compressor.layout()), own)
 

@@ -63,7 +63,7 @@ class DDPEngine:
         if self._switch.engine is not None:
             raise ConfigError("this DDP module already has thinwire attached; detach() that first")
         self._switch.engine = self
-        self.queue = GroupQueue(session, steering, self._write)
+        self.queue = GroupQueue(session, steering, self._write, self._used)
         self._reset()
 
     def detach(self) -> None:
@@ -89,7 +89,7 @@ class DDPEngine:
         self._buckets.append((bucket.buffer(), future))
         if bucket.is_last():
             self.queue.submit_rest()
-            self._ticket = self.session.end_step(self._used(), self._finish)
+            self._ticket = self.session.end_step(self._finish)
             buckets = self._buckets  # the training thread may go on, and reset, before the last future is set
             self._ticket.then(lambda error: _complete(buckets, error))
         return future

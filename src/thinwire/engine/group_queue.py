@@ -34,6 +34,7 @@ class GroupQueue:
 
     Args:
         write: takes the mean of each tensor.
+        used: for each of the model's tensors, whether this rank has a gradient for it; asked when the last group leaves.
         in_place: the gradients' memory may be used for the exchange; they are replaced anyway.
     """
 
@@ -42,10 +43,12 @@ class GroupQueue:
         session: Session,
         steering: Steering,
         write: Callable[[TensorSpec, Tensor], None],
+        used: Callable[[], list[bool]],
         *,
         in_place: bool = False,
     ) -> None:
-        self._session, self._steering, self._write, self._in_place = session, steering, write, in_place
+        self._session, self._steering, self._in_place = session, steering, in_place
+        self._write, self._used = write, used
         self._slots = Slots()
         self.use(steering.groups())
 
@@ -93,5 +96,6 @@ class GroupQueue:
     def _submit_next(self) -> None:
         group = self._groups[self._next]
         gradients = {tensor.fqn: self.ready[tensor.fqn] for tensor in group.tensors if tensor.fqn in self.ready}
-        self._session.submit(group, gradients, self._write, in_place=self._in_place)
         self._next += 1
+        used = self._used() if self._next == len(self._groups) else None
+        self._session.submit(group, gradients, self._write, used=used, in_place=self._in_place)

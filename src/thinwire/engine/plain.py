@@ -48,7 +48,7 @@ class PlainEngine:
         self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         self._syncing = True
         self._in_backward = False
-        self.queue = GroupQueue(session, steering, self._write, in_place=True)
+        self.queue = GroupQueue(session, steering, self._write, self._used, in_place=True)
         self._reset()
         self._handles = [p.register_post_accumulate_grad_hook(self._ready_hook(name)) for name, p in parameters.items()]
         share([*module.parameters(), *module.buffers()], session)  # all start from rank 0's values, as with DDP
@@ -105,13 +105,15 @@ class PlainEngine:
         """Means are views of their unit's buffer; they become the gradients at the end of the step, without a copy."""
         self._received[tensor.fqn] = mean.to(tensor.dtype)
 
+    def _used(self) -> list[bool]:
+        return [name in self.queue.ready for name in self._parameters]
+
     def _end_backward(self) -> None:
         try:
             self._check_frozen()
             self._add_accumulated()
             self.queue.submit_rest()
-            used = [name in self.queue.ready for name in self._parameters]
-            self.session.wait(self.session.end_step(used, self._finish))
+            self.session.wait(self.session.end_step(self._finish))
             self.queue.end_step()
         finally:
             self._in_backward = False

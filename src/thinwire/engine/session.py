@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,8 +24,7 @@ from thinwire.engine.norms import Norms
 from thinwire.engine.received import Ages, aged_elems, check_ages
 from thinwire.engine.states import StateStore
 
-AGREEMENT_GROUP = FIRST_RESERVED_GROUP
-SETUP_GROUP = FIRST_RESERVED_GROUP + 1
+SETUP_GROUP = FIRST_RESERVED_GROUP
 
 WriteMean = Callable[[TensorSpec, Tensor], None]
 
@@ -38,9 +38,10 @@ class GradScaler(Protocol):
 class Session:
     """Exchanges the gradients of one model, step by step.
 
-    A step either counts on all ranks or on none: states are replaced only after all ranks have agreed, at its end, that
-    every gradient was finite. Otherwise residuals and all other state stay as they were. So they do for a tensor that no
-    rank has used: nobody applies its mean, so nothing may be taken out of its residual.
+    A step either counts on all ranks or on none: states are replaced only after all ranks have agreed that every gradient
+    was finite. Otherwise residuals and all other state stay as they were. So they do for a tensor that no rank has used:
+    nobody applies its mean, so nothing may be taken out of its residual. The agreement travels with the last group of a
+    step, whose first round begins when all other groups have seen their gradients.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Session:
         self._new_states: dict[Unit, State] = {}
         self._aged_means: dict[str, Tensor] = {}  # of tensors of which only part arrives
         self._finite = True
+        self._word: list[bool] | None = None  # what the ranks have agreed on in this step
         self._groups = 0
         self.last_skipped = False
         self.wish = False  # set between steps: this rank has something to agree on
@@ -108,21 +110,32 @@ class Session:
         self.compressor, self.states = compressor, states
         self.ages = Ages(self._parameters, self._tensors, compressor)
 
-    def submit(self, group: Group, gradients: dict[str, Tensor], write: WriteMean, *, in_place: bool = False) -> Ticket:
+    def submit(
+        self,
+        group: Group,
+        gradients: dict[str, Tensor],
+        write: WriteMean,
+        *,
+        used: Sequence[bool] | None = None,
+        in_place: bool = False,
+    ) -> Ticket:
         """Queue the exchange of a group; ``write`` receives each tensor's mean, in the communication thread.
 
         Args:
             gradients: by parameter name; a missing one counts as zeros.
+            used: with the last group of a step, and only then: for each of the model's tensors, whether this rank has a
+                gradient for it.
             in_place: gradients that lie one behind the other in memory may be overwritten instead of copied.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
 
         def prepare() -> Merged:
-            return merge(
-                [self._exchange(unit, flatten(unit, gradients, in_place=in_place), scale) for unit in group.units]
-            )
+            units = [self._exchange(unit, flatten(unit, gradients, in_place=in_place), scale) for unit in group.units]
+            return merge(units if used is None else [*units, self._agree(used)])
 
-        def done(results: list[Exchanged]) -> None:
+        def done(results: list[Any]) -> None:
+            if used is not None:
+                self._word = results.pop()
             for unit, result in zip(group.units, results, strict=True):
                 self._new_states[unit] = result.state
                 self.norms.add_mean(unit, result.mean)
@@ -147,34 +160,32 @@ class Session:
         self.norms.add_local(unit, x)
         self.states.add_carried(unit, x)
         compressor, parameters = unit.compressor, self._parameters
-        weights = flatten(unit, parameters) if compressor.needs_weights else None
+        weights = partial(flatten, unit, parameters) if compressor.needs_weights else None
         matters = importance(unit, parameters, self._optimizer) if compressor.needs_importance else None
         step = Step(self.step, unit.spec, self.rank, self._world_size, self.seed, weights, matters)
         return unit.compressor.exchange(x, self.states.of(unit), step)
 
-    def end_step(self, used: Sequence[bool], done: Callable[[bool, list[bool]], None]) -> Ticket:
-        """Agree over the ranks and finish the step.
+    def _agree(self, used: Sequence[bool]) -> Generator[Request, Any, list[bool]]:
+        """One byte of each rank for: not finite, a wish, and each tensor used; true is what is true on any rank."""
+        assert len(used) == len(self._names)
+        mine = torch.tensor([not self._finite, self.wish, *used], dtype=torch.uint8)
+        words = yield AllGather(mine.to(self.device))
+        return [bool(flag) for flag in torch.stack(list(words)).amax(dim=0).tolist()]
+
+    def end_step(self, done: Callable[[bool, list[bool]], None]) -> Ticket:
+        """Finish the step once all its groups have.
 
         Args:
-            used: for each of the model's tensors, whether this rank has a gradient for it.
             done: gets whether the step counts, and for each tensor whether any rank has used it; called in the
                 communication thread.
         """
-        assert len(used) == len(self._names)
-
-        def agree() -> Generator[tuple[Request, ...], Any, Any]:
-            mine = torch.tensor([not self._finite, self.wish, *used], dtype=torch.uint8)
-            (words,) = yield (AllGather(mine.to(self.device)),)
-            return torch.stack(list(words)).amax(dim=0).cpu()
-
-        word: list[Tensor] = []
 
         def close() -> None:
-            bad, self.wished, *used_anywhere = (bool(flag) for flag in word[0].tolist())
+            assert self._word is not None, "the last group of a step is submitted with what was used"
+            bad, self.wished, *used_anywhere = self._word
             self._close_step(not bad, used_anywhere)
             done(not bad, used_anywhere)
 
-        self.scheduler.submit(agree, word.append, step=self.step, group=AGREEMENT_GROUP)
         return self.scheduler.flush(close)
 
     def _close_step(self, counts: bool, used_anywhere: Sequence[bool]) -> None:
@@ -187,7 +198,7 @@ class Session:
             self.ages.skip_step()
         self._new_states, self._aged_means = {}, {}
         self.last_skipped = not counts
-        self._finite = True
+        self._finite, self._word = True, None
         self._groups = 0
         self.step += 1
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any, cast
 
@@ -136,7 +137,7 @@ class _LockStep:
         self.results: list[Exchanged] = []
         self._framed = Framed(_Nowhere(len(xs)))
         self._exchanges = [
-            compressor.exchange(x, state, Step(index, unit, rank, len(xs), weights=torch.ones_like(x)))
+            compressor.exchange(x, state, Step(index, unit, rank, len(xs), weights=partial(torch.ones_like, x)))
             for rank, (x, state) in enumerate(zip(xs, states, strict=True))
         ]
         self._drive(xs[0])

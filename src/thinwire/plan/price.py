@@ -78,19 +78,17 @@ class Pricer:
         if spec not in self.codecs:
             raise ConfigError(f"{spec!r} was not measured; the probe has {', '.join(sorted(self.codecs))}")
         compressor = prepared(spec)
-        works = self._works(spec, compressor, self._groups(spec, compressor, fuse))
-        return self._price(spec, fuse, compressor, works, [self._agreement()])
+        groups = self._groups(spec, compressor, fuse)
+        return self._price(spec, fuse, compressor, self._works(spec, compressor, groups, self._agreement_bytes))
 
     def price_ddp(self, groups: Groups) -> Price:
         """Simulate one step of stock ``DistributedDataParallel`` with these buckets: dense, and no agreement at its end."""
         compressor = prepared(DENSE)
-        return self._price(DENSE, "ddp", compressor, self._works(DENSE, compressor, groups), [])
+        return self._price(DENSE, "ddp", compressor, self._works(DENSE, compressor, groups))
 
-    def _price(
-        self, spec: str, fuse: str, compressor: Compressor, works: Sequence[GroupWork], ending: Sequence[GroupWork]
-    ) -> Price:
+    def _price(self, spec: str, fuse: str, compressor: Compressor, works: Sequence[GroupWork]) -> Price:
         profile = self.profile
-        simulated = simulate_groups([*works, *ending], profile.backward_s, self.cluster)
+        simulated = simulate_groups(works, profile.backward_s, self.cluster)
         return Price(
             spec=spec,
             fuse=fuse,
@@ -135,17 +133,31 @@ class Pricer:
         stolen = self.cluster.busy_slowdown - self.cluster.slowdown
         return stolen * sum(self.network.cpu_s(kind, 0.0) for kind, _ in shares)
 
-    def _works(self, spec: str, compressor: Compressor, groups: Groups) -> list[GroupWork]:
+    def _works(
+        self, spec: str, compressor: Compressor, groups: Groups, agreement_bytes: int | None = None
+    ) -> list[GroupWork]:
         ready_s = {one.tensor: one.ready_s for one in self.profile.tensors}
         works, previous_s = [], 0.0
         for group in groups:
             # A group is submitted only after those before it.
             previous_s = max(previous_s, *(ready_s[tensor] for tensor in group))
-            works.append(self._work(spec, compressor, group, previous_s))
+            gathered_bytes = agreement_bytes if group is groups[-1] else None
+            works.append(self._work(spec, compressor, group, previous_s, gathered_bytes))
         return works
 
-    def _work(self, spec: str, compressor: Compressor, group: Sequence[TensorSpec], ready_s: float) -> GroupWork:
-        """The units of a group run side by side: their stages add up, their messages of a round are merged by kind."""
+    def _work(
+        self,
+        spec: str,
+        compressor: Compressor,
+        group: Sequence[TensorSpec],
+        ready_s: float,
+        gathered_bytes: int | None,
+    ) -> GroupWork:
+        """The units of a group run side by side: their stages add up, their messages of a round are merged by kind.
+
+        Args:
+            gathered_bytes: what else is gathered in the first round; None: nothing.
+        """
         world_size = self.cluster.world_size
         stages_s: list[float] = []
         rounds: list[dict[Kind, float]] = []
@@ -159,13 +171,15 @@ class Pricer:
             for merged, entries in zip(rounds, cost.rounds, strict=False):
                 for kind, share in entries:
                     merged[kind] = merged.get(kind, 0.0) + share * sent_bytes
+        if gathered_bytes is not None:
+            rounds[0]["all_gather"] = rounds[0].get("all_gather", 0.0) + gathered_bytes
         messages = tuple(tuple(self._message(kind, n) for kind, n in merged.items()) for merged in rounds)
         return GroupWork(ready_s, tuple(stages_s), messages)
 
-    def _agreement(self) -> GroupWork:
-        """What ends a step: one byte per tensor, and two more, are gathered."""
-        sent_bytes = (self.cluster.world_size - 1) * (2 + len(self.measured.tensors))
-        return GroupWork(self.profile.backward_s, (0.0, 0.0), ((self._message("all_gather", sent_bytes),),))
+    @property
+    def _agreement_bytes(self) -> int:
+        """What travels with the last group of a step: one byte per tensor, and two more, are gathered."""
+        return (self.cluster.world_size - 1) * (2 + len(self.measured.tensors))
 
     def _message(self, kind: Kind, sent_bytes: float) -> Message:
         return Message(self.network.message_s(kind, sent_bytes), self.network.cpu_s(kind, sent_bytes), sent_bytes)

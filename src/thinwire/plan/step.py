@@ -108,7 +108,7 @@ def simulate_groups(groups: Sequence[GroupWork], backward_s: float, cluster: Clu
     """Play one exchange.
 
     Args:
-        groups: in ready order; as the last one, what ends a step (the agreement over the ranks).
+        groups: in ready order.
         backward_s: as measured without communication, with ``cluster.slowdown`` in it.
     """
     clock = _Clock(backward_s, cluster.slowdown, cluster.busy_slowdown)

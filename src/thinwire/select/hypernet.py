@@ -79,7 +79,7 @@ class HyperNet(LayerSelection):
         unit, smoothed = step.unit, state["layer_mean"]
         compensated = x + state["residual"]
         norms = [layer_norms(one, unit, layers) for one in (compensated, x, smoothed)]
-        weights = torch.zeros_like(norms[0]) if step.weights is None else layer_norms(step.weights, unit, layers)
+        weights = torch.zeros_like(norms[0]) if step.weights is None else layer_norms(step.weights(), unit, layers)
         along = _products(x, smoothed, unit, layers) / (norms[1] * norms[2]).clamp_min(1e-300)
         useful = _products(compensated, smoothed, unit, layers)
         # Shares, not sums: they stay in the range of fp32 whatever the gradients are.

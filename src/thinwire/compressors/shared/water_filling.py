@@ -34,16 +34,16 @@ def layer_blocks(scores: Tensor, blocks: Tensor, budget: int, room: Tensor) -> T
 
 
 def _clipped_shares(scores: Tensor, blocks: Tensor, budget: int, lowest: float, highest: float) -> Tensor:
-    """Blocks per layer, fractional."""
-    roots = scores.sqrt()
-    largest = roots.max()
-    roots = (roots / largest).clamp_min(_SMALLEST_ROOT) if bool(largest > 0) else torch.ones_like(roots)
+    """Blocks per layer, fractional. The bisection is plain Python: on a few numbers that is faster than tensors."""
+    largest = scores.max().sqrt()
+    relative = (scores.sqrt() / largest).clamp_min(_SMALLEST_ROOT) if bool(largest > 0) else torch.ones_like(scores)
+    roots, sizes = relative.tolist(), blocks.tolist()
     low, high = 0.0, highest / _SMALLEST_ROOT
     for _ in range(_HALVINGS):
         factor = (low + high) / 2
-        spent = ((factor * roots).clamp(lowest, highest) * blocks).sum()
-        low, high = (factor, high) if bool(spent < budget) else (low, factor)
-    return (high * roots).clamp(lowest, highest) * blocks
+        spent = sum(min(max(factor * root, lowest), highest) * size for root, size in zip(roots, sizes, strict=True))
+        low, high = (factor, high) if spent < budget else (low, factor)
+    return (high * relative).clamp(lowest, highest) * blocks
 
 
 def _filled(shares: Tensor, budget: int, room: Tensor) -> Tensor:
