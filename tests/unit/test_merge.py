@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire.comm import simulate
-from thinwire.comm.merge import merge
+from thinwire.comm.merge import CHEAP_COPY_BYTES, AnyOf, merge
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Exchange, Exchanged, Request
 
 Ask = Callable[[int, int], Request]  # rank, length
@@ -83,3 +85,40 @@ def test_merged_parts_can_be_viewed_as_wider_dtypes() -> None:
 
     (results,) = simulate([merge([odd(), aligned()])])
     assert results[1].mean.tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize("kinds", [(), *((kind,) for kind in KINDS), ("mean", "gather"), ("scatter", "max")])
+def test_flags_of_any_rank_ride_along(kinds: tuple[str, ...]) -> None:
+    def agree(rank: int) -> Generator[AnyOf, Tensor, list[bool]]:
+        return (yield AnyOf(torch.tensor([rank == 0, rank == 2, False, True], dtype=torch.uint8))).tolist()
+
+    def ask(kind: str, rank: int) -> Generator[Request, Any, Any]:
+        return (yield KINDS[kind](rank, 5))
+
+    sent: list[list[str]] = []
+
+    def noted(exchange: Generator[tuple[Request, ...], Any, Any]) -> Generator[tuple[Request, ...], Any, Any]:
+        reply = None
+        while True:
+            try:
+                requests = exchange.send(reply)
+            except StopIteration as stop:
+                return stop.value
+            sent.append([type(request).__name__ for request in requests])
+            reply = yield requests
+
+    results = simulate([noted(merge([*(ask(kind, rank) for kind in kinds), agree(rank)])) for rank in range(3)])
+    for got in results:
+        assert got[-1] == [True, True, False, True]
+    extra = 0 if {"mean", "half", "matrix", "gather", "scatter"} & set(kinds) else 1
+    assert [len(requests) for requests in sent] == [len(kinds) + extra] * 3
+
+
+def test_flags_do_not_make_large_tensors_be_copied() -> None:
+    def dense() -> Generator[Request, Any, Any]:
+        return (yield AllReduce(torch.zeros(CHEAP_COPY_BYTES // 4 + 1)))
+
+    def agree() -> Generator[AnyOf, Any, Any]:
+        return (yield AnyOf(torch.tensor([1], dtype=torch.uint8)))
+
+    assert [type(request) for request in next(merge([dense(), agree()]))] == [AllReduce, AllGather]

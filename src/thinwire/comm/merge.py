@@ -2,13 +2,14 @@
 
 A fusion group runs its units' exchanges side by side. What they ask for in the same round is merged: all reductions of the
 same operator and dtype, all gathers, all scatters, as far as they address the same ranks. So a group costs one message per
-kind and round, however many units it has, and units that need fewer rounds simply drop out.
+kind and round, however many units it has, and units that need fewer rounds simply drop out. ``AnyOf``, a few flags on which
+the ranks agree, rides along with whatever else is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +19,14 @@ from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Requ
 from thinwire.core.side_by_side import Asked, Asking, Round, side_by_side
 
 Merged = Generator[tuple[Request, ...], Any, list[Any]]
+CHEAP_COPY_BYTES = 4 << 20  # copying this much to make room for flags takes less time than one more message
+
+
+@dataclass(frozen=True, eq=False)
+class AnyOf:
+    """Which of the ``flags`` (uint8, 0 or 1) are set on any rank; the reply is a bool tensor. Only within ``merge``."""
+
+    flags: Tensor
 
 
 def merge(exchanges: Sequence[Asking]) -> Merged:
@@ -27,7 +36,8 @@ def merge(exchanges: Sequence[Asking]) -> Merged:
 
 def _ask(asked: Asked) -> Round:
     """One round: merge by kind, ask, and hand every exchange its own part of the replies."""
-    requests = [(index, r) for index, one in asked.items() for r in (one if isinstance(one, tuple) else (one,))]
+    wanted = [(index, r) for index, one in asked.items() for r in (one if isinstance(one, tuple) else (one,))]
+    requests = [(index, _carried(r, wanted) if isinstance(r, AnyOf) else r) for index, r in wanted]
     kinds: dict[object, list[int]] = {}
     for position, (_, request) in enumerate(requests):
         kinds.setdefault(_kind(request, position), []).append(position)
@@ -36,7 +46,31 @@ def _ask(asked: Asked) -> Round:
     parts: dict[int, Reply] = {}
     for members, batch, reply in zip(kinds.values(), batches, merged_replies, strict=True):
         parts.update(zip(members, _part(batch, reply), strict=True))
+    for position, (_, request) in enumerate(wanted):
+        if isinstance(request, AnyOf):
+            parts[position] = _any_of(parts[position])
     return _by_exchange(asked, requests, parts)
+
+
+def _carried(asked: AnyOf, wanted: Sequence[tuple[int, Request | AnyOf]]) -> Request:
+    """Flags as part of what is sent anyway, where that is cheap; all ranks decide alike, by kinds and sizes."""
+    flags, others = asked.flags, [r for _, r in wanted if not isinstance(r, AnyOf) and r.groups is None]
+    if any(isinstance(r, AllGather) and not r.varying for r in others):
+        return AllGather(flags)
+    for other in others:
+        if isinstance(other, AllToAll):
+            return AllToAll(flags.expand(other.messages.shape[0], -1))
+    sums = [r for r in others if isinstance(r, AllReduce) and r.op in ("mean", "sum") and r.tensor.is_floating_point()]
+    if sums and sum(r.tensor.nbytes for r in sums) <= CHEAP_COPY_BYTES:
+        return AllReduce(flags.to(sums[0].tensor.dtype), sums[0].op)
+    return AllGather(flags)
+
+
+def _any_of(reply: Reply) -> Tensor:
+    """From one tensor if it was reduced, else from one of each rank."""
+    if isinstance(reply, Tensor) and reply.dim() == 1:
+        return reply > 0
+    return torch.stack(list(reply)).amax(dim=0) > 0
 
 
 def _by_exchange(asked: Asked, requests: list[tuple[int, Request]], parts: dict[int, Reply]) -> dict[int, Any]:
@@ -68,9 +102,9 @@ def _join(batch: Sequence[Request]) -> Request:
             whole = memory.cat([r.tensor.reshape(-1) for r in batch])  # type: ignore[union-attr]
             return replace(first, tensor=whole)
         case AllGather():
-            return replace(first, message=memory.cat([_aligned(r.message) for r in batch]))  # type: ignore[union-attr]
+            return replace(first, message=_aligned([r.message for r in batch]))  # type: ignore[union-attr]
         case AllToAll():
-            return replace(first, messages=memory.cat([_aligned(r.messages) for r in batch], dim=1))  # type: ignore[union-attr]
+            return replace(first, messages=_aligned([r.messages for r in batch]))  # type: ignore[union-attr]
         case Broadcast():
             raise AssertionError("broadcasts are never merged")
 
@@ -90,7 +124,12 @@ def _part(batch: Sequence[Request], reply: Any) -> list[Reply]:
     return [[row[member][:length] for row in rows] for member, length in enumerate(lengths)]
 
 
-def _aligned(message: Tensor) -> Tensor:
-    """Padded to 8 bytes, so that the next part can be viewed as any dtype."""
-    missing = -message.shape[-1] % 8
-    return torch.nn.functional.pad(message, (0, missing)) if missing else message
+def _aligned(messages: Sequence[Tensor]) -> Tensor:
+    """One behind the other along the last axis, each padded to 8 bytes, so that the next can be viewed as any dtype."""
+    padded = [-(-message.shape[-1] // 8) * 8 for message in messages]
+    first = messages[0]
+    whole = memory.empty((*first.shape[:-1], sum(padded)), first.dtype, first.device)
+    for place, message in zip(whole.split(padded, dim=-1), messages, strict=True):
+        place[..., : message.shape[-1]] = message
+        place[..., message.shape[-1] :] = 0
+    return whole

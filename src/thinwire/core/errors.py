@@ -28,17 +28,18 @@ class DesyncError(ThinwireError, RuntimeError):
 
     Args:
         field: what differs (for example ``step`` or ``config``).
-        rank: the rank whose message does not fit.
+        rank: the rank whose message does not fit; None where only that some rank differs is known.
         got: what that rank sent.
         expected: what this rank expected.
         where: which message this was (step, group and round).
     """
 
-    def __init__(self, field: str, *, rank: int, got: object, expected: object, where: str = "") -> None:
+    def __init__(self, field: str, *, rank: int | None, got: object, expected: object, where: str = "") -> None:
         self.field, self.rank = field, rank
         place = f" in {where}" if where else ""
+        who = "some rank" if rank is None else f"rank {rank}"
         super().__init__(
-            f"rank {rank} is out of step{place}: its {field} is {got}, expected {expected}. "
+            f"{who} is out of step{place}: its {field} is {got}, expected {expected}. "
             "All ranks must attach the same model with the same settings and run the same number of steps; "
             "restart the job from the last checkpoint."
         )

@@ -7,8 +7,8 @@ from typing import Any
 
 from thinwire.core.request import Request
 
-Asked = Mapping[int, Request | tuple[Request, ...]]  # by exchange, what it asks for in a round
-Asking = Generator[Request | tuple[Request, ...], Any, Any]
+Asked = Mapping[int, Any]  # by exchange, what it asks for in a round: a request or a tuple of them
+Asking = Generator[Any, Any, Any]
 Round = Generator[tuple[Request, ...], Any, dict[int, Any]]
 
 
@@ -37,7 +37,7 @@ def side_by_side(
     results: list[Any] = [None] * len(exchanges)
     replies: dict[int, Any] = dict.fromkeys(range(len(exchanges)))
     while True:
-        asked: dict[int, Request | tuple[Request, ...]] = {}
+        asked: dict[int, Any] = {}
         for index, reply in replies.items():
             try:
                 asked[index] = exchanges[index].send(reply)

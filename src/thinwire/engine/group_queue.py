@@ -98,4 +98,5 @@ class GroupQueue:
         gradients = {tensor.fqn: self.ready[tensor.fqn] for tensor in group.tensors if tensor.fqn in self.ready}
         self._next += 1
         used = self._used() if self._next == len(self._groups) else None
-        self._session.submit(group, gradients, self._write, used=used, in_place=self._in_place)
+        buffers = {unit: self._slots.buffers[unit] for unit in group.units if unit in self._slots.buffers}
+        self._session.submit(group, gradients, self._write, used=used, in_place=self._in_place, buffers=buffers)

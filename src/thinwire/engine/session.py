@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -12,10 +14,10 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport
-from thinwire.comm.merge import Merged, merge
+from thinwire.comm.merge import AnyOf, Merged, merge
 from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
 from thinwire.compressors.host import stop_worker
-from thinwire.core import AllGather, Compressor, Exchanged, Request, State, Step, TensorSpec
+from thinwire.core import Compressor, DesyncError, Exchanged, Request, State, Step, TensorSpec
 from thinwire.engine.flat import flatten
 from thinwire.engine.groups import Group, Unit
 from thinwire.engine.importance import importance
@@ -68,7 +70,7 @@ class Session:
         self.norms = Norms()
         self.meter = Meter(self.scheduler, counting)
         self.step = 0
-        self.seed = seed
+        self.seed, self._config = seed, config
         self.device, self._scaler = device, scaler
         self.rank, self._world_size = transport.rank, transport.world_size
         self._new_states: dict[Unit, State] = {}
@@ -118,6 +120,7 @@ class Session:
         *,
         used: Sequence[bool] | None = None,
         in_place: bool = False,
+        buffers: Mapping[Unit, Tensor] = MappingProxyType({}),
     ) -> Ticket:
         """Queue the exchange of a group; ``write`` receives each tensor's mean, in the communication thread.
 
@@ -126,11 +129,13 @@ class Session:
             used: with the last group of a step, and only then: for each of the model's tensors, whether this rank has a
                 gradient for it.
             in_place: gradients that lie one behind the other in memory may be overwritten instead of copied.
+            buffers: of units whose gradients are, in part, in their places already.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
 
         def prepare() -> Merged:
-            units = [self._exchange(unit, flatten(unit, gradients, in_place=in_place), scale) for unit in group.units]
+            flat = [flatten(unit, gradients, in_place=in_place, buffer=buffers.get(unit)) for unit in group.units]
+            units = [self._exchange(unit, x, scale) for unit, x in zip(group.units, flat, strict=True)]
             return merge(units if used is None else [*units, self._agree(used)])
 
         def done(results: list[Any]) -> None:
@@ -165,12 +170,26 @@ class Session:
         step = Step(self.step, unit.spec, self.rank, self._world_size, self.seed, weights, matters)
         return unit.compressor.exchange(x, self.states.of(unit), step)
 
-    def _agree(self, used: Sequence[bool]) -> Generator[Request, Any, list[bool]]:
-        """One byte of each rank for: not finite, a wish, and each tensor used; true is what is true on any rank."""
+    def _agree(self, used: Sequence[bool]) -> Generator[AnyOf, Any, list[bool]]:
+        """What is true on any rank of: not finite, a wish, and each tensor used.
+
+        Reductions have no header by which ranks that have lost step are found out, so the bits of a signature go along,
+        and their opposites: where both are set, two ranks differ.
+        """
         assert len(used) == len(self._names)
-        mine = torch.tensor([not self._finite, self.wish, *used], dtype=torch.uint8)
-        words = yield AllGather(mine.to(self.device))
-        return [bool(flag) for flag in torch.stack(list(words)).amax(dim=0).tolist()]
+        bits = self._signature_bits()
+        mine = [not self._finite, self.wish, *used]
+        flags = torch.tensor([*mine, *bits, *(not bit for bit in bits)], dtype=torch.uint8)
+        anywhere: list[bool] = (yield AnyOf(flags.to(self.device))).tolist()
+        word, ones, zeros = anywhere[: len(mine)], anywhere[len(mine) : -len(bits)], anywhere[-len(bits) :]
+        if any(one and zero for one, zero in zip(ones, zeros, strict=True)):
+            expected = f"those of this rank at step {self.step}"
+            raise DesyncError("step or settings", rank=None, got="another", expected=expected)
+        return word
+
+    def _signature_bits(self) -> list[bool]:
+        digest = zlib.crc32(f"{self._config}/{self.step}/{self._groups}".encode())
+        return [bool(digest >> bit & 1) for bit in range(32)]
 
     def end_step(self, done: Callable[[bool, list[bool]], None]) -> Ticket:
         """Finish the step once all its groups have.

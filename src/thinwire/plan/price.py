@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from thinwire.comm.merge import CHEAP_COPY_BYTES
 from thinwire.compressors.dense import Dense
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
 from thinwire.fusion import Curve, Groups, Profile, TensorProfile, parse_fusion
@@ -172,7 +173,8 @@ class Pricer:
                 for kind, share in entries:
                     merged[kind] = merged.get(kind, 0.0) + share * sent_bytes
         if gathered_bytes is not None:
-            rounds[0]["all_gather"] = rounds[0].get("all_gather", 0.0) + gathered_bytes
+            kind = _carrier(rounds[0])
+            rounds[0][kind] = rounds[0].get(kind, 0.0) + gathered_bytes
         messages = tuple(tuple(self._message(kind, n) for kind, n in merged.items()) for merged in rounds)
         return GroupWork(ready_s, tuple(stages_s), messages)
 
@@ -183,6 +185,13 @@ class Pricer:
 
     def _message(self, kind: Kind, sent_bytes: float) -> Message:
         return Message(self.network.message_s(kind, sent_bytes), self.network.cpu_s(kind, sent_bytes), sent_bytes)
+
+
+def _carrier(messages: Mapping[Kind, float]) -> Kind:
+    """What the agreement of the ranks travels with, as in ``comm.merge``."""
+    if messages.get("all_to_all") and not messages.get("all_gather"):
+        return "all_to_all"
+    return "all_reduce" if 0 < messages.get("all_reduce", 0.0) <= CHEAP_COPY_BYTES else "all_gather"
 
 
 def units_of(tensors: Sequence[TensorSpec], compressor: Compressor) -> dict[Compressor, tuple[TensorSpec, ...]]:

@@ -26,7 +26,8 @@ FEW_BIT_ERROR = 0.05  # 4-bit formats with block scales; with error feedback nea
 NOISE_QUOTA = 0.1  # an error of a tenth of the gradient noise is lost in it
 DENSE_MARGIN = 0.03  # so much faster than dense must it be; more where the probe was noisy,
 NOISY_DENSE_MARGIN = 0.05  # but never more than this
-TIE_MARGIN = 0.01  # of predictions this close, the smaller error or the simpler fusion is taken
+TIE_MARGIN = 0.01  # of predictions this close, the smaller error is taken
+FUSION_MARGIN = 0.04  # below this the default fusion is kept: predictions of the same compressor are no more exact
 FUSIONS = ("auto", "1MiB", "4MiB", "16MiB", "64MiB", "safusion", "optimal")
 _MANY_TENSORS = 200  # beyond, the exact fusion planner takes longer than it saves
 
@@ -106,11 +107,11 @@ def choose(
 
 
 def best_fusion(pricer: Pricer, spec: str, fusions: Sequence[str] = FUSIONS) -> Price:
-    """The fastest fusion for a compressor; of ties the one named first."""
+    """The fastest fusion for a compressor; the one named first unless another is clearly faster."""
     many = len(pricer.measured.tensors) > _MANY_TENSORS
     prices = [pricer.price(spec, fuse) for fuse in fusions if not (many and fuse == "optimal")]
     fastest_s = min(one.step_s for one in prices)
-    return next(one for one in prices if one.step_s <= fastest_s * (1 + TIE_MARGIN))
+    return next(one for one in prices if one.step_s <= fastest_s * (1 + FUSION_MARGIN))
 
 
 def _mature(spec: str, budget: Budget) -> bool:
