@@ -14,7 +14,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from thinwire.core import CheckpointError, Compressor, TensorSpec
 from thinwire.kernels.ages import MAX_AGE, count_ages
@@ -55,15 +54,13 @@ _MEASURED_COST = (
     "topk(score='update') 0 to 3 %, about 1 % after a density warm-up"
 )
 
-# Weak on both sides: a registered parameter or wire that nobody else holds is gone.
-_wires = WeakTensorKeyDictionary()
+# By the id of each parameter. A wire holds its parameters, so ids stay theirs while it lives, and its entries go with it.
+_wires: weakref.WeakValueDictionary[int, Ages] = weakref.WeakValueDictionary()
 
 
 def wire_of(parameter: Tensor) -> Wire | None:
     """The wire that averages this parameter's gradient; None: there is none, or it was detached."""
-    reference = _wires.get(parameter)
-    wire: Wire | None = None if reference is None else reference()
-    return wire
+    return _wires.get(id(parameter))
 
 
 class Ages:
@@ -89,7 +86,7 @@ class Ages:
                 self._received[id(parameters[tensor.fqn])] = Received(self._ages[tensor.fqn].view(tensor.shape))
         self._parameters = list(parameters.values())  # held, so that their ids stay theirs
         for parameter in self._parameters:
-            _wires[parameter] = weakref.ref(self)
+            _wires[id(parameter)] = self
 
     @property
     def names(self) -> Collection[str]:
@@ -143,7 +140,7 @@ class Ages:
         """Optimizers no longer find this wire: to them all gradients are dense again."""
         for parameter in self._parameters:
             if wire_of(parameter) is self:
-                del _wires[parameter]
+                del _wires[id(parameter)]
 
 
 def check_ages(state: Mapping[str, Tensor], elems: Mapping[str, int]) -> None:

@@ -16,8 +16,17 @@ def share(tensors: Sequence[Tensor], session: Session) -> None:
     """Overwrite ``tensors`` with rank 0's. They travel as bytes: every dtype, on every backend."""
     if not tensors:
         return
-    parts = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+    flats = [torch.cat([tensor.reshape(-1) for tensor in members]) for members in by_dtype.values()]
+    parts = [flat.view(torch.uint8) for flat in flats]
     received = session.ask(Broadcast(torch.cat(parts)))
-    for tensor, part in zip(tensors, received.split([part.numel() for part in parts]), strict=True):
-        # A copy: the part may begin at an address that its dtype cannot be read from.
-        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+    if session.rank == 0:
+        return
+    for members, flat, part, got in zip(
+        by_dtype.values(), flats, parts, received.split([part.numel() for part in parts]), strict=True
+    ):
+        part.copy_(got)  # to an address that the dtype can be read from
+        pieces = flat.split([tensor.numel() for tensor in members])
+        torch._foreach_copy_(members, [one.view(tensor.shape) for one, tensor in zip(pieces, members, strict=True)])
