@@ -16,9 +16,10 @@ import thinwire
 from gloo.support import Cases, Rank, close, digest, seeded, sgd, wrap
 from thinwire.comm import Pending, Tag, Throttled, TorchDistTransport, Transport
 from thinwire.core import AllToAll, Request
-from thinwire.engine import autopilot
+from thinwire.engine import autopilot, bookkeeping
 from thinwire.engine.autopilot import PLANNING_STEPS, QUIET_STEPS
-from thinwire.plan import Link, network_of_link
+from thinwire.plan import Link, network_of_link, search
+from thinwire.plan.quality import MODEL
 from thinwire.plan.watch import SETTLE_STEPS, TRIAL_STEPS
 
 CASES = Cases()
@@ -178,6 +179,58 @@ def falls_back_to_dense_and_loses_nothing(rank: Rank, engine: str) -> object:
     (weight,) = model.parameters()
     close(weight.detach() / rank.world_size, -total / rank.world_size**2)
     return digest(dict(model.named_parameters())), chosen
+
+
+@contextmanager
+def frequent_books() -> Iterator[None]:
+    before = bookkeeping.EVERY_STEPS
+    bookkeeping.EVERY_STEPS = 2
+    try:
+        yield
+    finally:
+        bookkeeping.EVERY_STEPS = before
+
+
+@CASES.both
+def leaves_what_comes_to_lose_too_much(rank: Rank, engine: str) -> object:
+    """Books are the same on all ranks and in checkpoints; when less error is allowed, all ranks leave int4 together."""
+    model = wrap(engine, Fixed())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    allowed, chosen = search.FEW_BIT_ERROR, []
+    quota = search.NOISE_QUOTA
+
+    def step(index: int) -> None:
+        optimizer.zero_grad()
+        model(draw(rank.index, index, SIDE, SIDE)).backward()
+        optimizer.step()
+
+    with frequent_books(), claimed_link(1e6), thinwire.attach(model, optimizer) as wire:
+        assert wire.ledger is not None
+        for index in range(PLANNING_STEPS + 10):
+            step(index)
+        assert wire.plan is not None
+        assert wire.plan.compress == "int4"
+        # Independent gradients are all noise: half of the mean of two.
+        assert 0.9 < wire.ledger.relative(MODEL, "noise") <= 1.1
+        error = wire.ledger.relative(MODEL, "compression")
+        assert 1e-3 < error < 0.05
+        books = wire.ledger.to_json()
+        saved = wire.state_dict()
+        step(98)
+        step(99)
+        assert wire.ledger.to_json() != books
+        wire.load_state_dict(saved)
+        assert wire.ledger.to_json() == books
+        search.FEW_BIT_ERROR, search.NOISE_QUOTA = 1e-3, 1e-9
+        try:
+            for index in range(4):
+                step(index)
+                chosen.append(wire.plan.compress)
+        finally:
+            search.FEW_BIT_ERROR, search.NOISE_QUOTA = allowed, quota
+        assert chosen[-1] == "int8", wire.plan.explain()
+        assert "int4 loses" in wire.plan.explain()
+    return digest(dict(model.named_parameters())), books, chosen
 
 
 @CASES.plain

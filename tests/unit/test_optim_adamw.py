@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.convergence.variants import ExperimentalAdamW, Variant
 from torch import Tensor, nn
 
 from thinwire.core import ConfigError
@@ -155,6 +156,38 @@ def test_a_lower_cap_moves_old_sums_less() -> None:
     assert moved[0] > 1.2 * moved[1]
 
 
+@pytest.mark.parametrize("settings", [{}, {"amsgrad": True}, {"maximize": True}], ids=str)
+def test_one_age_per_tensor_is_the_mean_interval_between_receipts(settings: dict[str, Any]) -> None:
+    """Against the form that the benchmark measured, where that has the setting; a checkpoint goes on bit for bit."""
+    mine, theirs = parameters(), parameters()
+    wire = ages_of(mine)
+    named = {f"p{index}": parameter for index, parameter in enumerate(theirs)}
+    one = AdamW(mine, lr=0.01, grain="tensor", **settings)
+    other = ExperimentalAdamW(named, {"p0", "p2"}, Variant(grain="tensor"), lr=0.01, betas=(0.9, 0.999))
+    for step in range(8):
+        if step == 5:
+            again = AdamW(mine, lr=0.01, grain="tensor", **settings)
+            again.load_state_dict(copy.deepcopy(one.state_dict()))
+            twins = [nn.Parameter(parameter.detach().clone()) for parameter in mine]
+        receive(mine, step, share=0.2 + 0.05 * step, ages=wire)
+        receive(theirs, step, share=0.2 + 0.05 * step)
+        kept = [parameter.detach().clone() for parameter in mine]
+        one.step()
+        other.step()
+        if not settings:
+            assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(mine, theirs, strict=True))
+        if step >= 5:
+            after = [parameter.detach().clone() for parameter in mine]
+            with torch.no_grad():
+                for parameter, before in zip(mine, kept, strict=True):
+                    parameter.copy_(before)
+            again.step()
+            assert all(torch.equal(a, b) for a, b in zip(mine, after, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(mine, twins, strict=True))
+    age = one.state[mine[0]]["expected"] / one.state[mine[0]]["received"]
+    assert 2 < age < 5, "about a third came"
+
+
 def test_states_are_torchs_and_go_both_ways() -> None:
     given = parameters()
     wire = ages_of(given)
@@ -228,6 +261,11 @@ def test_modes_without_meaning_are_refused_by_name(mode: str) -> None:
     with pytest.raises(ConfigError, match=mode):
         optimizer.step()
     assert all(parameter.grad is not None for parameter in given)
+
+
+def test_an_unknown_grain_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected one of element, tensor"):
+        AdamW(parameters(), grain="row")  # type: ignore[arg-type]
 
 
 def test_impossible_ages_are_refused() -> None:

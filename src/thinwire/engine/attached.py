@@ -21,6 +21,7 @@ from thinwire.engine.received import Received
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.engine.stats import WireStats
+from thinwire.plan.ledger import ErrorLedger
 from thinwire.plan.price import DENSE, Pricer
 from thinwire.plan.result import Plan
 
@@ -56,6 +57,11 @@ class Attached:
         """On rank 0 of ``compress="auto"``: the measurements behind the newest plan, which price other settings too."""
         return None if self._autopilot is None else self._autopilot.pricer
 
+    @property
+    def ledger(self) -> ErrorLedger | None:
+        """With ``compress="auto"``: what compression has lost so far, against the noise of the gradients; None without."""
+        return None if self._autopilot is None else self._autopilot.books.ledger
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate gradients; the next one outside averages their sum."""
         return self._engine.no_sync()
@@ -84,7 +90,6 @@ class Attached:
         Holds only tensors, numbers, strings and None.
         """
         transport = self._session.scheduler.transport
-        course = None if self._autopilot is None else self._autopilot.course
         return {
             "version": STATE_VERSION,
             "rank": transport.rank,
@@ -93,7 +98,7 @@ class Attached:
             "step": self._session.step,
             "seed": self._session.seed,
             "fusion": [group.to_json() for group in self._regrouping.plan],
-            "plan": course.to_text() if course is not None else None,
+            "plan": self._autopilot.saved() if self._autopilot is not None else None,
             "tensors": self._session.states.by_name(),
             "carried": {name: value.clone() for name, value in self._session.states.carried.items()},
             "ages": self._session.ages.state_dict(),
@@ -126,11 +131,11 @@ class Attached:
         if self._autopilot is not None:
             compressor = prepare(DENSE if state["plan"] is None else read_course(state["plan"]).plan.compress)
         self._session.restore(compressor, state["tensors"], state["carried"], state["ages"])
+        self._session.step, self._session.seed = state["step"], state["seed"]
         if self._autopilot is not None:
             self._autopilot.load(state["plan"])
         self._regrouping.adopt(groups)
         self._engine.queue.use(self._regrouping.groups())
-        self._session.step, self._session.seed = state["step"], state["seed"]
 
     def explain(self) -> str:
         """What is sent how, in a few lines."""

@@ -4,6 +4,7 @@ Steps of a first plan: a few dense ones to warm up, a few dense ones whose time 
 groups wait for the end of backward so that it is timed alone. Then all ranks measure the network together, rank 0 times
 the compressors and chooses, and all take over its plan at the same step. Later rank 0 compares the steps with the
 prediction; its doubts travel in a byte of the agreement that ends every step, so all ranks hear of them at the same step.
+All ranks keep the same books of what compression loses, and leave a compressor that has come to lose too much.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Literal
 
 from thinwire.core import TensorSpec
 from thinwire.engine.agreeing import agreed, gathered
+from thinwire.engine.bookkeeping import Books
 from thinwire.engine.course import Course, read_course
 from thinwire.engine.groups import Group, prepare
 from thinwire.engine.measuring import codec_costs, gradient_errors, session_cluster, session_network
@@ -38,6 +40,7 @@ from thinwire.plan.online import (
     summary,
 )
 from thinwire.plan.price import DENSE, Pricer
+from thinwire.plan.quality import measured, requalified
 from thinwire.plan.result import Plan
 from thinwire.plan.search import Budget, Quality, choose
 from thinwire.plan.watch import Verdict, Watch
@@ -112,15 +115,23 @@ class Autopilot:
         """Go on with a course from a checkpoint, or begin anew where there was none yet; states are not touched.
 
         Args:
-            saved: what ``Course.to_text`` gave.
+            saved: what ``saved`` gave.
         """
         self._start()
         if saved is None:
             self._regrouping.use(parse_fusion(self._settings.start_fuse))
-        else:
-            self._follow(read_course(saved), trial=False)
-            assert self.plan is not None
-            self._regrouping.use(parse_fusion(self.plan.fuse))
+            return
+        course = read_course(saved)
+        self._follow(replace(course, ledger=None), trial=False)
+        if course.ledger is not None:
+            self.books.ledger.load_json(course.ledger)
+        self._regrouping.use(parse_fusion(course.plan.fuse))
+
+    def saved(self) -> str | None:
+        """What ``load`` takes, for checkpoints."""
+        if self.course is None:
+            return None
+        return replace(self.course, ledger=self.books.ledger.to_json()).to_text()
 
     def _start(self) -> None:
         self.course, self._watch = None, Watch(0.0, float("inf"))
@@ -128,6 +139,7 @@ class Autopilot:
         self._verdict: Verdict = "fine"
         self._session.wish = False
         self._session.norms.clear()
+        self.books = Books(self._session)
         self._noise: dict[str, Noise] = {}  # of rank 0's first plan, which measures these for all later ones
         self._errors: dict[str, dict[str, float]] = {}
         self._enter("dense")
@@ -135,8 +147,10 @@ class Autopilot:
     def _enter(self, phase: Phase) -> None:
         self._phase, self._steps = phase, 0
         self._times: list[StepTimes] = []
-        # Of dense steps only: what a compressor has done to a gradient is no noise of the gradient.
-        self._session.norms.wanted = phase == "quiet" and self.course is None
+        if phase == "watch":
+            self.books.open_step()
+        else:  # for the first plan
+            self._session.norms.wanted = phase == "quiet" and self.course is None
 
     def _advance(self, groups: Sequence[Group], times: StepTimes) -> list[Group] | None:
         self._steps += 1
@@ -145,7 +159,7 @@ class Autopilot:
                 self._reconsider()
                 return None
             self._observe(times)
-            return self._regrouping.after_step(groups)
+            return self._keep_books(groups) or self._regrouping.after_step(groups)
         if self._phase == "dense":
             if self._steps > WARMUP_STEPS:
                 self._exchanges_s.append(self._exchange_s(times))
@@ -179,6 +193,22 @@ class Autopilot:
         assert self.course is not None
         self._verdict = self._watch.add(self.course.before_s + self._exchange_s(times))
         self._session.wish = self._verdict != "fine"
+
+    def _keep_books(self, groups: Sequence[Group]) -> list[Group] | None:
+        """The new groups if what is in use has come to lose too much, or what was refused no longer does."""
+        assert self.course is not None
+        booked = self.books.close_step(groups)
+        self.books.open_step()
+        if not booked:
+            return None
+        found, plan = measured(self.books.ledger, self._session.transport.world_size), self.course.plan
+        if self._session.meter.recorder is not None:
+            self._session.meter.recorder.ledger(self._session.step - 1, self.books.ledger, found)
+        changed = plan if found is None else requalified(plan, found)
+        if changed is plan:
+            return None
+        expected_s, dense_s = expectations(changed, plan.compress, self.course.expected_s)
+        return self._change(replace(self.course, plan=changed, expected_s=expected_s, dense_s=dense_s))
 
     def _reconsider(self) -> None:
         """All ranks know that rank 0 has doubts. A slow trial may be the link's fault: that, too, is measured first."""
@@ -242,6 +272,8 @@ class Autopilot:
         plan = course.plan
         changed = (plan.compress, plan.fuse) != before
         self._follow(course, trial=changed)
+        if changed:
+            self.books.forget_compression()
         if self._session.rank == 0:
             log.info("auto, from step %d on: %s", self._session.step, summary(plan))
         if self._session.meter.recorder is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from thinwire.core import CheckpointError
 from thinwire.plan.result import Plan
@@ -21,6 +22,7 @@ class Course:
         expected_s: the step that the plan predicts, corrected by what was measured.
         dense_s: the same of dense.
         drift: how far off the steps may be, as a fraction of ``expected_s``.
+        ledger: of the errors since, as ``ErrorLedger.to_json`` gives it; only in checkpoints.
     """
 
     plan: Plan
@@ -29,6 +31,7 @@ class Course:
     expected_s: float
     dense_s: float
     drift: float = DRIFT
+    ledger: Mapping[str, Any] | None = None
 
     def to_text(self) -> str:
         """As JSON."""

@@ -13,6 +13,8 @@ import torch
 
 from thinwire.comm.trace import Trace
 from thinwire.engine.stats import WireStats
+from thinwire.plan.ledger import ErrorLedger
+from thinwire.plan.quality import MODEL, Measured
 from thinwire.plan.result import Plan
 from thinwire.report.events import EventWriter
 
@@ -61,6 +63,20 @@ class Recorder:
     def plan(self, step: int, plan: Plan) -> None:
         """Write the plan that is in force from ``step`` on."""
         self._events.write("plan", **plan_event(step, plan))
+
+    def ledger(self, step: int, ledger: ErrorLedger, found: Measured | None) -> None:
+        """Write what was booked after ``step``."""
+        worst = ledger.worst("compression")
+        self._events.write(
+            "ledger",
+            step=step,
+            noise=ledger.relative(MODEL, "noise"),
+            compression=ledger.relative(MODEL, "compression"),
+            worst_unit=None if worst is None else worst[0],
+            worst_share=None if worst is None else worst[1],
+            error=None if found is None else found.error,
+            noise_share=None if found is None else found.noise_share,
+        )
 
     def close(self, stats: WireStats) -> None:
         """Write the end of the run and close the file."""

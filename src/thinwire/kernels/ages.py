@@ -70,7 +70,16 @@ def adamw_table(beta1: float, beta2: float, max_age: int, maximize: bool, device
     """
     if not 1 <= max_age <= MAX_AGE:
         raise ValueError(f"max_age: got {max_age}, expected 1 to {MAX_AGE}")
-    age = torch.arange(AGES, dtype=torch.float64).clamp(1, max_age)
+    return _table(torch.arange(AGES, dtype=torch.float64).clamp(1, max_age), beta1, beta2, maximize, device)
+
+
+def one_age_table(age: float, beta1: float, beta2: float, maximize: bool, device: torch.device) -> Tensor:
+    """The table in which every age counts as `age`, a number of steps that need not be whole."""
+    row = _table(torch.tensor([age], dtype=torch.float64), beta1, beta2, maximize, device)
+    return row.expand(AGES, COLUMNS).flatten()
+
+
+def _table(age: Tensor, beta1: float, beta2: float, maximize: bool, device: torch.device) -> Tensor:
     keep1, keep2 = beta1**age, beta2**age
     intake1 = (keep1 - 1) / age if maximize else (1 - keep1) / age
     rows = torch.stack([keep1, intake1, keep2, (1 - keep2) / age, age], dim=1)

@@ -119,14 +119,18 @@ class ErrorLedger:
             return 0.0
         return error / noise if noise > 0 else math.inf
 
+    def settled(self, unit: str, term: Term) -> bool:
+        """Whether it was booked often enough to go by."""
+        account = self._accounts.get(unit, {}).get(term)
+        return account is not None and account.steps >= self.quotas.settle_steps
+
     def advice(self, unit: str, term: Term) -> Advice:
         """What the controller of ``term`` should do now; asking changes nothing.
 
         Without a noise measurement there is no quota to compare with: keep.
         """
         assert term != "noise", "nobody controls the noise"
-        terms = self._accounts.get(unit, {})
-        if term not in terms or "noise" not in terms or terms[term].steps < self.quotas.settle_steps:
+        if "noise" not in self._accounts.get(unit, {}) or not self.settled(unit, term):
             return "keep"
         share, quota = self.share(unit, term), float(getattr(self.quotas, term))
         if share > quota:

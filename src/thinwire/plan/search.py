@@ -29,6 +29,7 @@ NOISY_DENSE_MARGIN = 0.05  # but never more than this
 TIE_MARGIN = 0.01  # of predictions this close, the smaller error is taken
 FUSION_MARGIN = 0.04  # below this the default fusion is kept: predictions of the same compressor are no more exact
 FUSIONS = ("auto", "1MiB", "4MiB", "16MiB", "64MiB", "safusion", "optimal")
+OVER_THE_LIMIT = "error over"  # begins the verdict on what loses too much
 _MANY_TENSORS = 200  # beyond, the exact fusion planner takes longer than it saves
 
 
@@ -86,7 +87,7 @@ def choose(
     best = {spec: best_fusion(pricer, spec, fusions) for spec in codecs if spec == DENSE or _mature(spec, budget)}
     candidates = {spec: _candidate(one, profile, codecs[spec], budget) for spec, one in best.items()}
     margin = min(max(DENSE_MARGIN, network.spread / 3), NOISY_DENSE_MARGIN)
-    winner = _winner(candidates, margin)
+    winner = winner_of(candidates, margin)
     judged = [_judged(one, winner) for one in candidates.values()]
     dense_s = best[DENSE].step_s
     return Plan(
@@ -143,23 +144,26 @@ def _objection(price: Price, error: float, profile: ModelProfile, budget: Budget
     """Why a candidate is out; empty if it is not."""
     if budget.memory_bytes is not None and price.memory_bytes > budget.memory_bytes:
         return f"keeps {price.memory_bytes / 1e6:.1f} MB, allowed {budget.memory_bytes / 1e6:.1f} MB"
-    limit = error_limit(profile, budget.quality)
+    limit = error_limit(profile.noise_share(), budget.quality)
     if limit is None or error <= limit:
         return ""
-    return f"error over {limit:.0e}"
+    return f"{OVER_THE_LIMIT} {limit:.0e}"
 
 
-def error_limit(profile: ModelProfile, quality: Quality) -> float | None:
-    """The largest ‖g - C(g)‖² / ‖g‖² allowed; None: any."""
+def error_limit(noise_share: float | None, quality: Quality) -> float | None:
+    """The largest ‖g - C(g)‖² / ‖g‖² allowed; None: any.
+
+    Args:
+        noise_share: E‖g - G‖² / E‖g‖²; None where it is not known.
+    """
     if quality == "fast":
         return None
     if quality == "exact":
         return EXACT_ERROR
-    noise = profile.noise_share()
-    return FEW_BIT_ERROR if noise is None else max(FEW_BIT_ERROR, NOISE_QUOTA * noise)
+    return FEW_BIT_ERROR if noise_share is None else max(FEW_BIT_ERROR, NOISE_QUOTA * noise_share)
 
 
-def _winner(candidates: Mapping[str, Candidate], margin: float) -> Candidate:
+def winner_of(candidates: Mapping[str, Candidate], margin: float) -> Candidate:
     """Dense unless something allowed is faster by more than ``margin``; of the fastest the one that loses least."""
     allowed = [one for one in candidates.values() if one.allowed]
     fastest_s = min(one.step_s for one in allowed)

@@ -14,6 +14,9 @@ trace  ``step``, ``rank``, ``spans``: a list of ``activity`` (backward, encode, 
        ``group``, ``sent_bytes``; times count from the first span
 plan   ``step`` (the first under the plan), ``compress``, ``fuse``, ``step_s``, ``dense_s``, ``floor_s`` (all predicted),
        ``explanation``; with ``compress="auto"``
+ledger ``step``, ``noise`` and ``compression`` of the mean gradient, relative to its square; ``worst_unit`` and
+       ``worst_share`` (compression over noise); once enough was booked ``error`` and ``noise_share`` of one rank's gradient;
+       every 50 steps with ``compress="auto"``
 lab    ``sent_bytes`` (per host over the whole run, from the interface counters)
 end    ``steps``, ``elapsed_s``
 ====== =====================================================================================================

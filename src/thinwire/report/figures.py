@@ -117,6 +117,16 @@ ACTIVITIES = {  # activity: row below its rank's name, colour
 }
 
 
+def error_ledger(events: list[Event]) -> Any:
+    """Compression error against gradient noise, both relative to the mean gradient."""
+    figure = _figure("step", "‖error‖² / ‖mean gradient‖²")
+    steps = [event["step"] + 1 for event in events]
+    for field, name in (("noise", "gradient noise"), ("compression", "compression")):
+        figure.add_trace(go.Scatter(x=steps, y=[event[field] for event in events], name=name, mode="lines+markers"))
+    figure.update_yaxes(type="log")
+    return figure
+
+
 def timeline(traces: list[Event]) -> Any:
     """One step as a timeline: three rows per rank."""
     figure = _figure("milliseconds since the first gradient", "")

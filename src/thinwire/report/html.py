@@ -78,7 +78,7 @@ def _contest(contest: Contest) -> str:
     return (
         f"<h2>{escape(contest.directory.name)}</h2><p>{escape(describe(contest))}</p>"
         f'<div class="card scroll">{_summary_table(contest)}</div>{note}'
-        f'<div class="grid">{charts}{_seconds_card(contest)}{_timelines(contest)}</div>{_details(contest)}'
+        f'<div class="grid">{charts}{_seconds_card(contest)}{_timelines(contest)}{_ledgers(contest)}</div>{_details(contest)}'
     )
 
 
@@ -121,6 +121,15 @@ def _timelines(contest: Contest) -> str:
         _card(f"One step of {run.label} (step {traces[0]['step']})", note, figures.timeline(traces))
         for run, traces in traced
         if traces
+    )
+
+
+def _ledgers(contest: Contest) -> str:
+    """What compression loses against the noise, for the runs that have kept books."""
+    note = "Both of the mean over the ranks. An error far below the noise does no harm."
+    kept = [(run, [event for event in run.ranks[0] if event["kind"] == "ledger"]) for run in contest.runs]
+    return "".join(
+        _card(f"Errors of {run.label}", note, figures.error_ledger(events)) for run, events in kept if events
     )
 
 
