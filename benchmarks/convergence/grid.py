@@ -38,7 +38,6 @@ def grid(tasks: list[str], steps: int) -> list[Run]:
     runs += [run for name in ABLATION_TASKS[:1] if name in tasks for run in _ablation(name)]
     runs += [run for name in tasks if name == LARGE_TASK for run in _large()]
     runs += [run for name in small for run in _densities(name)]
-    runs += [run for name in small for run in _selectors(name)]
     runs += [run for name in small for run in _grains(name)]
     runs += [run for name in small for run in _rates(name)]
     if SGD_TASK in tasks:
@@ -47,6 +46,7 @@ def grid(tasks: list[str], steps: int) -> list[Run]:
         runs += [*_rates_by_magnitude(), *_clipped()]
     runs += [run for name in ABLATION_TASKS[1:] if name in tasks for run in _ablation(name)]
     runs += [run for name in small for run in _sparsest(name)]
+    runs += [run for name in small for run in _selectors(name)]
     return list(dict.fromkeys(replace(run, steps=steps) for run in runs))
 
 
@@ -96,10 +96,9 @@ def _densities(name: str) -> Iterator[Run]:
 
 def _selectors(name: str) -> Iterator[Run]:
     for selector in ("adtopk", "bank"):
-        for density in (0.05, 0.01):
-            yield Run(task=name, compress=topk(density, selector), optimizer=OURS)
-        if name == MAIN_TASK:
-            yield Run(task=name, compress=topk(0.05, selector), optimizer=STOCK)
+        for density in DENSITIES:
+            for optimizer in (OURS, STOCK):
+                yield Run(task=name, compress=topk(density, selector), optimizer=optimizer)
 
 
 def _more_seeds(name: str) -> Iterator[Run]:

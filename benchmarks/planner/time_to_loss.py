@@ -9,6 +9,7 @@ inside. A contestant that is done is kept: the same command goes on with the res
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import statistics
 from collections.abc import Sequence
@@ -93,7 +94,7 @@ def line_up(model: str, steps: int, network: Network, ranks: Sequence[int]) -> l
     """Dense first: its loss is what the others are measured by."""
 
     def contestant(name: str, label: str, mode: Mode, rank: int = 4) -> Contestant:
-        own_steps = steps if mode == "ddp" else round(LONGER * steps)
+        own_steps = steps if mode == "ddp" else math.ceil(LONGER * steps / EVALUATED_EVERY) * EVALUATED_EVERY
         workload = Workload(model=model, steps=own_steps, evaluations=max(1, own_steps // EVALUATED_EVERY))
         return Contestant(
             name=name,
