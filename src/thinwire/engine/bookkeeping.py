@@ -38,8 +38,10 @@ class Books:
         norms = self._session.norms
         if not (norms.wanted and norms.local_sq):
             return False
-        ranks = gathered(self._session, {"local": dict(norms.local_sq), "residual": self._residuals_sq(groups)})
-        self._book([one["local"] for one in ranks], [one["residual"] for one in ranks], norms.mean_sq)
+        mine = {"local": norms.local_sq, "residual": self._residuals_sq(groups), "mean": norms.mean_sq}
+        ranks = gathered(self._session, mine)
+        # The means are the same everywhere, but not every processor adds their squares up alike: one rank's count.
+        self._book([one["local"] for one in ranks], [one["residual"] for one in ranks], ranks[0]["mean"])
         return True
 
     def forget_compression(self) -> None:
