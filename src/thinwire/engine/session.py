@@ -188,7 +188,8 @@ class Session:
         return word
 
     def _signature_bits(self) -> list[bool]:
-        digest = zlib.crc32(f"{self._config}/{self.step}".encode())  # nothing that the training thread changes meanwhile
+        # Only of what the training thread does not change while groups are under way.
+        digest = zlib.crc32(f"{self._config}/{self.step}".encode())
         return [bool(digest >> bit & 1) for bit in range(32)]
 
     def end_step(self, done: Callable[[bool, list[bool]], None]) -> Ticket:
