@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -181,30 +182,19 @@ def falls_back_to_dense_and_loses_nothing(rank: Rank, engine: str) -> object:
     return digest(dict(model.named_parameters())), chosen
 
 
-@contextmanager
-def frequent_books() -> Iterator[None]:
-    before = bookkeeping.EVERY_STEPS
-    bookkeeping.EVERY_STEPS = 2
-    try:
-        yield
-    finally:
-        bookkeeping.EVERY_STEPS = before
-
-
 @CASES.both
 def leaves_what_comes_to_lose_too_much(rank: Rank, engine: str) -> object:
     """Books are the same on all ranks and in checkpoints; when less error is allowed, all ranks leave int4 together."""
     model = wrap(engine, Fixed())
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    allowed, chosen = search.FEW_BIT_ERROR, []
-    quota = search.NOISE_QUOTA
+    chosen: list[str] = []
 
     def step(index: int) -> None:
         optimizer.zero_grad()
         model(draw(rank.index, index, SIDE, SIDE)).backward()
         optimizer.step()
 
-    with frequent_books(), claimed_link(1e6), thinwire.attach(model, optimizer) as wire:
+    with patch.object(bookkeeping, "EVERY_STEPS", 2), claimed_link(1e6), thinwire.attach(model, optimizer) as wire:
         assert wire.ledger is not None
         for index in range(PLANNING_STEPS + 10):
             step(index)
@@ -221,13 +211,10 @@ def leaves_what_comes_to_lose_too_much(rank: Rank, engine: str) -> object:
         assert wire.ledger.to_json() != books
         wire.load_state_dict(saved)
         assert wire.ledger.to_json() == books
-        search.FEW_BIT_ERROR, search.NOISE_QUOTA = 1e-3, 1e-9
-        try:
+        with patch.multiple(search, FEW_BIT_ERROR=1e-3, NOISE_QUOTA=1e-9):
             for index in range(4):
                 step(index)
                 chosen.append(wire.plan.compress)
-        finally:
-            search.FEW_BIT_ERROR, search.NOISE_QUOTA = allowed, quota
         assert chosen[-1] == "int8", wire.plan.explain()
         assert "int4 loses" in wire.plan.explain()
     return digest(dict(model.named_parameters())), books, chosen

@@ -8,6 +8,7 @@ import pytest
 
 import thinwire.api  # noqa: F401  (fills the registry)
 from thinwire.plan import ErrorLedger, Plan, Quotas
+from thinwire.plan.online import back_to_dense
 from thinwire.plan.probe import now
 from thinwire.plan.quality import MODEL, Measured, measured, requalified
 from thinwire.plan.result import Candidate
@@ -70,6 +71,20 @@ def test_it_comes_back_only_far_below_the_limit() -> None:
         left, candidates=tuple(replace(one, relative_error=one.relative_error / 3) for one in left.candidates)
     )
     assert requalified(quieter, Measured(noise_share=0.9, error=1e-4)).compress == "coarse"
+
+
+def test_what_was_close_or_tried_and_lost_is_not_judged_anew() -> None:
+    """Nothing is allowed or refused now that was not before; predictions alone would choose int4 in both cases."""
+    noise = Measured(noise_share=0.5, error=None)
+    dense = replace(PLAN, compress="dense", step_s=2.0)
+    assert requalified(dense, noise) is dense
+    lost = back_to_dense(PLAN, observed_s=2.5, dense_s=2.0)
+    assert requalified(lost, noise) is lost
+    louder = replace(
+        lost, candidates=tuple(replace(one, relative_error=one.relative_error / 3) for one in lost.candidates)
+    )
+    assert requalified(louder, noise).compress == "coarse", "which is new; int4 is still out"
+    assert not next(one for one in lost.candidates if one.compress == "int4").allowed
 
 
 def test_fast_has_no_limit() -> None:

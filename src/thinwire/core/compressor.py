@@ -63,8 +63,8 @@ class Step:
 
     ``weights`` gives the parameters of the unit, flat like its gradient and not to be changed; only for compressors that
     ``need_weights``, and None where whoever drives the exchange has none. It is a function because flattening them is a
-    copy, and not every step looks at them. ``importance`` likewise says, for compressors
-    that ``need_importance``, how much a unit of gradient matters to the optimizer at each coordinate.
+    copy, and not every step looks at them. ``importance`` likewise says, for compressors that ``need_importance``, how much
+    a unit of gradient matters to the optimizer at each coordinate.
     """
 
     index: int

@@ -22,13 +22,13 @@ def flatten(
         buffer: where to put them; some may be in their places in it already.
     """
     parts = [tensors.get(tensor.fqn) for tensor in unit.spec.tensors]
-    flat = buffer
-    if flat is None and in_place:
-        flat = _joined(parts, unit.spec.numel)
-    if flat is None:
-        flat = memory.empty(unit.spec.numel, device=unit.spec.tensors[0].device)
-    elif flat.is_cuda:  # made on the training stream, used on this one
-        flat.record_stream(torch.cuda.current_stream())
+    joined = _joined(parts, unit.spec.numel) if in_place and buffer is None else None
+    made = joined if buffer is None else buffer
+    if made is not None and made.is_cuda:  # on the training stream, and used on this one
+        made.record_stream(torch.cuda.current_stream())
+    if joined is not None:
+        return joined
+    flat = memory.empty(unit.spec.numel, device=unit.spec.tensors[0].device) if buffer is None else buffer
     _gather(parts, flat, unit.spec.sizes)
     return flat
 

@@ -158,7 +158,7 @@ def lost(before: Plan, again: Plan) -> bool:
 
 def back_to_dense(plan: Plan, observed_s: float, dense_s: float) -> Plan:
     """The plan after its choice was measured to be slower than dense."""
-    dense = next(one for one in plan.candidates if one.compress == DENSE)
+    dense, tried = (next(one for one in plan.candidates if one.compress == c) for c in (DENSE, plan.compress))
     verdicts = {plan.compress: "measured, and slower than dense", DENSE: "chosen"}
     reason = f"{plan.compress} took {1e3 * observed_s:.1f} ms, dense {1e3 * dense_s:.1f} ms: back to dense."
     return replace(
@@ -167,7 +167,10 @@ def back_to_dense(plan: Plan, observed_s: float, dense_s: float) -> Plan:
         fuse=dense.fuse,
         step_s=dense.step_s,
         reasons=(*plan.reasons, reason),
-        candidates=tuple(replace(one, verdict=verdicts.get(one.compress, one.verdict)) for one in plan.candidates),
+        candidates=tuple(
+            replace(one, verdict=verdicts.get(one.compress, one.verdict), allowed=one.allowed and one is not tried)
+            for one in plan.candidates
+        ),
         spans=(),
         date=now(),
     )

@@ -55,6 +55,8 @@ def requalified(plan: Plan, found: Measured) -> Plan:
         one.compress: _judged(one, measured_error.get(one.compress, one.relative_error), limit)
         for one in plan.candidates
     }
+    if all(candidates[one.compress].allowed == one.allowed for one in plan.candidates):
+        return plan  # and nothing else is judged anew: that a choice was close, or was tried and lost, stands
     winner = winner_of(candidates, DENSE_MARGIN)
     if winner.compress == plan.compress:
         return plan
