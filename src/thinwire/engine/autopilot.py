@@ -103,13 +103,12 @@ class Autopilot:
 
     def after_step(self, groups: Sequence[Group]) -> list[Group] | None:
         """Take in the step that has just ended; the new groups if all ranks change to others now."""
-        times = self._step_times()
-        try:
-            return self._advance(groups, times)
-        finally:
-            if self.quiet:
-                self._session.synchronize()  # the next step is timed from here
-            self._resumed_s = time.perf_counter()
+        changed = self._advance(groups, self._step_times())
+        if self.quiet:
+            self._session.synchronize()  # the next step is timed from here
+            self._session.meet()  # ranks may share cores: the end of this step must not slow down the next
+        self._resumed_s = time.perf_counter()
+        return changed
 
     def load(self, saved: str | None) -> None:
         """Go on with a course from a checkpoint, or begin anew where there was none yet; states are not touched.

@@ -82,6 +82,8 @@ class GroupQueue:
 
     def submit_rest(self) -> None:
         """At the end of backward: what is still missing counts as zeros."""
+        if self._steering.quiet:
+            self._session.meet()  # ranks may share cores: nobody exchanges while another is timed
         while self._next < len(self._groups):
             self._submit_next()
         self._session.meter.backward_ended()

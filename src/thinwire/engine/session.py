@@ -17,7 +17,7 @@ from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport
 from thinwire.comm.merge import AnyOf, Merged, merge
 from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
 from thinwire.compressors.host import stop_worker
-from thinwire.core import Compressor, DesyncError, Exchanged, Request, State, Step, TensorSpec
+from thinwire.core import AllGather, Compressor, DesyncError, Exchanged, Request, State, Step, TensorSpec
 from thinwire.engine.flat import flatten
 from thinwire.engine.groups import Group, Unit
 from thinwire.engine.importance import importance
@@ -239,6 +239,10 @@ class Session:
         self.scheduler.submit(exchange, replies.extend, step=self.step, group=SETUP_GROUP)
         self.wait(self.scheduler.flush())
         return replies[0]
+
+    def meet(self) -> None:
+        """Wait until all ranks are at this point."""
+        self.ask(AllGather(torch.zeros(1, dtype=torch.uint8, device=self.device)))
 
     def gradients(self) -> dict[str, Tensor]:
         """What lies in the parameters' ``.grad``, by name; whether local or averaged is the engine's business."""
