@@ -17,9 +17,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import thinwire.api  # noqa: F401  (registers the compressors)
+from thinwire.compressors.routing import prepare
 from thinwire.core import TensorSpec
 from thinwire.demo.model import GPT, SIZES
-from thinwire.engine.groups import prepare
 from thinwire.engine.received import Ages
 from thinwire.optim import AdamW
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 import thinwire.api  # noqa: F401  (registers the compressors)
 from thinwire.comm.simulate import simulate
+from thinwire.compressors.routing import prepare
 from thinwire.core import State, Step, TensorSpec
-from thinwire.engine.groups import Unit, make_group, prepare
+from thinwire.engine.groups import Unit, make_group
 from thinwire.engine.importance import importance
 from thinwire.engine.received import Ages
 

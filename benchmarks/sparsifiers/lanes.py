@@ -14,8 +14,9 @@ from torch import Tensor
 
 from thinwire.comm import simulate
 from thinwire.compressors.dgc import DGC
+from thinwire.compressors.routing import prepare
 from thinwire.core import Compressor, State, Step, TensorSpec, UnitSpec, make
-from thinwire.engine.groups import make_group, prepare
+from thinwire.engine.groups import make_group
 from thinwire.feedback import with_feedback
 
 

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 import thinwire
 from thinwire.comm import TorchDistTransport
+from thinwire.compressors.routing import prepare
 from thinwire.core import TensorSpec
 from thinwire.demo.data import Corpus, batch_starts, load_corpus, windows_at
 from thinwire.demo.model import build_model
 from thinwire.demo.settings import Workload
-from thinwire.engine.groups import prepare
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.fusion import parse_fusion

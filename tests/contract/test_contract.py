@@ -9,9 +9,9 @@ import thinwire
 from contract.laws import LAWS, Law
 from contract.menagerie import BY_NAME
 from contract.world import run_unit
+from thinwire.compressors.routing import prepare
 from thinwire.core import Compressor
 from thinwire.core.registry import compressor_class
-from thinwire.engine.groups import prepare
 from thinwire.feedback import with_feedback
 
 UNBIASED = ("qsgd",)

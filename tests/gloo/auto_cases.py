@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import thinwire
 from gloo.support import Cases, Rank, close, digest, seeded, sgd, wrap
 from thinwire.comm import Pending, Tag, Throttled, TorchDistTransport, Transport
+from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
 from thinwire.core import AllToAll, Request
 from thinwire.engine import autopilot, bookkeeping
 from thinwire.engine.autopilot import PLANNING_STEPS, QUIET_STEPS
@@ -60,6 +61,19 @@ class SlowScatter:
     def start(self, request: Request, tag: Tag) -> Pending:
         if isinstance(request, AllToAll):
             time.sleep(0.03)
+        return self.inner.start(request, tag)
+
+
+class Noting:
+    """Notes when gradients begin to travel."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner, self.rank, self.world_size = inner, inner.rank, inner.world_size
+        self.began_s: list[float] = []
+
+    def start(self, request: Request, tag: Tag) -> Pending:
+        if tag.group < FIRST_RESERVED_GROUP:
+            self.began_s.append(time.perf_counter())
         return self.inner.start(request, tag)
 
 
@@ -129,6 +143,31 @@ def plans_on_a_slow_link_and_resumes(rank: Rank, engine: str) -> object:
         assert wire.plan is None
         train(model, optimizer, rank, [99])
     return digest(dict(model.named_parameters())), plan.compress, plan.fuse
+
+
+@CASES.both
+def exchanges_nothing_while_a_rank_is_timed(rank: Rank, engine: str) -> object:
+    """In quiet steps a rank that is done waits: where ranks share cores, its exchange would slow the others down."""
+    model = wrap(engine, seeded(Wide))
+    optimizer = sgd(model)
+    link = Noting(plain_transport())
+    mine: list[tuple[float, float]] = []
+    with thinwire.attach(model, optimizer, transport=link):
+        train(model, optimizer, rank, range(PLANNING_STEPS - QUIET_STEPS))
+        for index in range(QUIET_STEPS):
+            optimizer.zero_grad()
+            loss = model(draw(rank.index, index, 4, 24)).square().mean()
+            time.sleep(0.05 * rank.index)
+            computing_s = time.perf_counter()
+            link.began_s.clear()
+            loss.backward()
+            optimizer.step()
+            mine.append((computing_s, link.began_s[0]))
+    ranks: list[Any] = [None] * rank.world_size
+    dist.all_gather_object(ranks, mine)
+    for step in zip(*ranks, strict=True):  # one machine, one clock
+        assert max(computing_s for computing_s, _ in step) < min(began_s for _, began_s in step)
+    return digest(dict(model.named_parameters()))
 
 
 @CASES.both

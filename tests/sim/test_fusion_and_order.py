@@ -19,8 +19,9 @@ from thinwire import make
 from thinwire.comm import Delayed, Tag, simulate
 from thinwire.comm.merge import merge
 from thinwire.comm.simulate import answer
+from thinwire.compressors.routing import prepare
 from thinwire.core import AllReduce, Compressor, Exchange, Exchanged, Reply, Request, Step, TensorSpec, UnitSpec
-from thinwire.engine.groups import make_group, prepare
+from thinwire.engine.groups import make_group
 from thinwire.engine.session import Session
 from thinwire.fusion import fixed_groups, parse_fusion
 

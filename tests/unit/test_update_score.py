@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from thinwire.compressors.routing import prepare
 from thinwire.compressors.topk import TopK
 from thinwire.core import ConfigError, Step, TensorSpec, UnitSpec, make
-from thinwire.engine.groups import make_group, prepare
+from thinwire.engine.groups import make_group
 from thinwire.engine.importance import importance
 
 UNIT = UnitSpec((TensorSpec("a", (2, 4)), TensorSpec("b", (4,))))

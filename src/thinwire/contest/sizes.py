@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from thinwire.compressors.routing import prepare
 from thinwire.contest.lineup import AUTO, SAFE_SPECS, STOCK_DDP
 from thinwire.core import TensorSpec
 from thinwire.demo.interleaved import warmup_steps
 from thinwire.demo.settings import Contestant
 from thinwire.engine.autopilot import PLANNING_STEPS
-from thinwire.plan.codecs import prepared
 from thinwire.plan.price import DENSE, wire_bytes
 
 FEWEST_STEPS, MOST_STEPS = 3, 48  # of a contestant in a cell
@@ -53,7 +53,7 @@ def estimate_step_s(contestant: Contestant, tensors: Sequence[TensorSpec], floor
         "ddp_powersgd": [f"powersgd(rank={contestant.powersgd_rank})"],
         "thinwire": SAFE_SPECS if contestant.compress == "auto" else [contestant.compress],
     }[contestant.mode]
-    sent_bytes = min(wire_bytes(tensors, prepared(spec), hosts) for spec in specs)
+    sent_bytes = min(wire_bytes(tensors, prepare(spec), hosts) for spec in specs)
     return OVERHEAD * floor_s + FRAMING * 8 * sent_bytes / (contestant.bits_per_s or UNSHAPED_BITS_PER_S)
 
 

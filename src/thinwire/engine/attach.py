@@ -12,12 +12,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.comm import Tag, TorchDistTransport, Transport
+from thinwire.compressors.routing import prepare
 from thinwire.core import AllGather, Compressor, ConfigError, DesyncError, TensorSpec
 from thinwire.engine.attached import Attached
 from thinwire.engine.autopilot import Autopilot, AutoSettings
 from thinwire.engine.ddp import DDPEngine
 from thinwire.engine.group_queue import Steering
-from thinwire.engine.groups import fingerprint, prepare
+from thinwire.engine.groups import fingerprint
 from thinwire.engine.plain import PlainEngine
 from thinwire.engine.received import reads_ages, warn_if_blind
 from thinwire.engine.recording import Recorder

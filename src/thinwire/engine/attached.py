@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from thinwire.comm.trace import Trace
+from thinwire.compressors.routing import prepare
 from thinwire.core import CheckpointError, ConfigError, TensorSpec
 from thinwire.engine.autopilot import Autopilot
 from thinwire.engine.course import read_course
 from thinwire.engine.ddp import DDPEngine
-from thinwire.engine.groups import make_group, prepare
+from thinwire.engine.groups import make_group
 from thinwire.engine.plain import PlainEngine
 from thinwire.engine.received import Received
 from thinwire.engine.regroup import Regrouping

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
+from thinwire.compressors.routing import prepare
 from thinwire.core import TensorSpec
 from thinwire.engine.agreeing import agreed, gathered
 from thinwire.engine.bookkeeping import Books
 from thinwire.engine.course import Course, read_course
-from thinwire.engine.groups import Group, prepare
+from thinwire.engine.groups import Group
 from thinwire.engine.measuring import codec_costs, gradient_errors, session_cluster, session_network
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session

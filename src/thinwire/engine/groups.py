@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from thinwire.compressors.dense import Dense
 from thinwire.compressors.host import OnHost
-from thinwire.compressors.routing import Route
-from thinwire.core import Compressor, TensorSpec, UnitSpec, Wrapper, make
-from thinwire.feedback import ErrorFeedback, with_feedback
+from thinwire.core import Compressor, TensorSpec, UnitSpec
+from thinwire.feedback import ErrorFeedback
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,16 +29,6 @@ class Group:
     @property
     def tensors(self) -> list[TensorSpec]:
         return [tensor for unit in self.units for tensor in unit.spec.tensors]
-
-
-def prepare(spec: str | Compressor) -> Compressor:
-    """A choice made ready: error feedback where needed, small tensors routed to dense."""
-    compressor = with_feedback(make(spec))
-    return compressor if _routes(compressor) else Route(inner=compressor)
-
-
-def _routes(compressor: Compressor) -> bool:
-    return isinstance(compressor, Route) or (isinstance(compressor, Wrapper) and _routes(compressor.inner))
 
 
 def make_group(

@@ -20,7 +20,7 @@ from thinwire import kernels
 from thinwire.comm import Framed, Pending, Tag
 from thinwire.comm.simulate import answer
 from thinwire.comm.transport import Later
-from thinwire.compressors.routing import Route
+from thinwire.compressors.routing import prepare
 from thinwire.core import (
     AllGather,
     AllReduce,
@@ -32,11 +32,8 @@ from thinwire.core import (
     Step,
     TensorSpec,
     UnitSpec,
-    Wrapper,
-    make,
     memory,
 )
-from thinwire.feedback import with_feedback
 from thinwire.fusion import Curve
 from thinwire.plan.collectives import Kind
 
@@ -46,16 +43,6 @@ REPEATS = 3
 _PAYLOAD_KINDS: dict[type, Kind] = {AllReduce: "all_reduce", AllGather: "all_gather", AllToAll: "all_to_all"}
 
 Rounds = tuple[tuple[tuple[Kind, float], ...], ...]
-
-
-def prepared(spec: str | Compressor) -> Compressor:
-    """As training uses it: error feedback where needed, small tensors dense."""
-    compressor = with_feedback(make(spec))
-    return compressor if _routes(compressor) else Route(inner=compressor)
-
-
-def _routes(compressor: Compressor) -> bool:
-    return isinstance(compressor, Route) or (isinstance(compressor, Wrapper) and _routes(compressor.inner))
 
 
 @dataclass(frozen=True)
@@ -101,7 +88,7 @@ class CodecCost:
 
 def measure_codec(spec: str, sides: Sequence[int] = SIDES, repeats: int = REPEATS) -> CodecCost:
     """Drive the compressor on Gaussian matrices and time it; most take well under a second on an idle core."""
-    compressor = prepared(spec)
+    compressor = prepare(spec)
     largest = max(sides)
     stages = {world: _stage_curves(compressor, world, sides, repeats) for world in WORLD_SIZES}
     few, many = (len(stages[world]) for world in WORLD_SIZES)
@@ -116,7 +103,7 @@ def relative_error(spec: str, gradient: Tensor, tensor: TensorSpec) -> float:
 
     Methods that learn from step to step (a warm-started basis) get a second step, with nothing waiting in the residual.
     """
-    compressor, unit = prepared(spec).route(tensor), UnitSpec((tensor,))
+    compressor, unit = prepare(spec).route(tensor), UnitSpec((tensor,))
     x, residual = gradient.detach().reshape(-1).float(), None
     states = [compressor.init(unit) for _ in range(2)]
     for index in range(2):

@@ -8,10 +8,11 @@ from functools import cached_property
 
 from thinwire.comm.merge import CHEAP_COPY_BYTES
 from thinwire.compressors.dense import Dense
+from thinwire.compressors.routing import prepare
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
 from thinwire.fusion import Curve, Groups, Profile, TensorProfile, parse_fusion
 from thinwire.plan.cluster import Cluster
-from thinwire.plan.codecs import CodecCost, prepared
+from thinwire.plan.codecs import CodecCost
 from thinwire.plan.collectives import Kind
 from thinwire.plan.model import ModelProfile
 from thinwire.plan.network import Network
@@ -78,13 +79,13 @@ class Pricer:
         """Simulate one step."""
         if spec not in self.codecs:
             raise ConfigError(f"{spec!r} was not measured; the probe has {', '.join(sorted(self.codecs))}")
-        compressor = prepared(spec)
+        compressor = prepare(spec)
         groups = self._groups(spec, compressor, fuse)
         return self._price(spec, fuse, compressor, self._works(spec, compressor, groups, self._agreement_bytes))
 
     def price_ddp(self, groups: Groups) -> Price:
         """Simulate one step of stock ``DistributedDataParallel`` with these buckets: dense, and no agreement at its end."""
-        compressor = prepared(DENSE)
+        compressor = prepare(DENSE)
         return self._price(DENSE, "ddp", compressor, self._works(DENSE, compressor, groups))
 
     def _price(self, spec: str, fuse: str, compressor: Compressor, works: Sequence[GroupWork]) -> Price:
