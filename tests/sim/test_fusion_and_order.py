@@ -21,9 +21,10 @@ from thinwire.comm.merge import merge
 from thinwire.comm.simulate import answer
 from thinwire.compressors.routing import prepare
 from thinwire.core import AllReduce, Compressor, Exchange, Exchanged, Reply, Request, Step, TensorSpec, UnitSpec
-from thinwire.engine.groups import make_group
+from thinwire.engine.group_queue import GroupQueue
+from thinwire.engine.groups import Group, make_group
 from thinwire.engine.session import Session
-from thinwire.fusion import fixed_groups, parse_fusion
+from thinwire.fusion import first_half, fixed_groups, parse_fusion
 
 MIXED = (
     "dense",
@@ -190,6 +191,64 @@ def test_messages_are_started_in_the_same_order_on_all_ranks() -> None:
     assert orders[0] == orders[1]
     assert len(orders[0]) == 5 + 1 + 3 + 2 + 4, "every round; the agreement travels with the last group"
     assert not [thread for thread in threading.enumerate() if thread.name == "thinwire-comm"]
+
+
+class _Fixed:
+    """Steers nothing."""
+
+    quiet = False
+
+    def __init__(self, groups: list[Group]) -> None:
+        self._groups = groups
+
+    def groups(self) -> list[Group]:
+        return self._groups
+
+    def after_step(self, groups: Sequence[Group]) -> list[Group] | None:
+        return None
+
+
+@given(
+    ready=st.lists(st.permutations(range(9)), min_size=2, max_size=2),
+    unused=st.sets(st.integers(min_value=0, max_value=8)),
+    per_group=st.integers(min_value=1, max_value=4),
+)
+def test_half_times_come_at_the_same_points_on_all_ranks(
+    ready: list[list[int]], unused: set[int], per_group: int
+) -> None:
+    """Whatever becomes ready first, and also where the second rank has no gradient for some."""
+    tensors = [TensorSpec(f"t{i}", (2,)) for i in range(9)]
+    groups = [make_group(tensors[i : i + per_group], _Chatty()) for i in range(0, 9, per_group)]
+    orders: list[list[Tag]] = [[] for _ in range(2)]
+    world = ThreadedWorld(2)
+
+    def rank(index: int) -> None:
+        transport = world.transport(index, orders[index])
+        session = Session(transport, _parameters(tensors), tensors, _Chatty(), config=1, seed=0, scaler=None)
+        queue = GroupQueue(session, _Fixed(groups), lambda *_: None, lambda: [True] * 9)
+        for _ in range(2):  # in the first step nobody knows how many rounds there are
+            for i in ready[index]:
+                if index == 0 or i not in unused:
+                    queue.add(f"t{i}", torch.ones(2))
+            queue.submit_rest()
+            session.wait(session.end_step(lambda counts, used: None))
+            queue.end_step()
+            queue.clear()
+        session.scheduler.close()
+
+    run_ranks(rank, 2)
+    assert orders[0] == orders[1]
+    started = [(tag.group, tag.round) for tag in orders[0] if tag.step == 1]
+    assert len(started) == sum(2 * min(per_group, 9 - first) for first in range(0, 9, per_group))
+    if 1 < per_group < 9:
+        assert started.index((0, 1)) < started.index((1, 0)), "the second round does not wait for the next group"
+
+
+def test_first_half() -> None:
+    tensors = [TensorSpec(f"t{i}", (size,)) for i, size in enumerate((2, 2, 3, 1))]
+    assert first_half(tensors) == tuple(tensors[:2])
+    assert first_half(tensors[2:]) == ()
+    assert first_half(tensors[:1]) == ()
 
 
 def test_regrouping_keeps_the_residuals() -> None:

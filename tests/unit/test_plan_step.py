@@ -94,14 +94,18 @@ def _exchange(rounds: int) -> Generator[tuple[Request, ...], Any, None]:
         yield (AllGather(torch.zeros(1, dtype=torch.uint8)),)
 
 
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("rounds", [[1, 1, 1], [2, 2, 2], [3, 1, 2, 1], [1, 3, 3]])
-def test_the_order_is_that_of_the_real_scheduler(rounds: list[int]) -> None:
+def test_the_order_is_that_of_the_real_scheduler(rounds: list[int], halves: bool) -> None:
     scheduler = Scheduler(_Instant())
     for group, count in enumerate(rounds):
+        if halves and max(rounds) > 1:
+            scheduler.advance()
         scheduler.submit(lambda count=count: _exchange(count), lambda _: None, step=0, group=group)  # type: ignore[misc]
     scheduler.flush().wait(10)
     scheduler.close()
     coding = [(span.activity, span.group) for span in scheduler.take_spans() if span.activity != "wire"]
-    groups = [GroupWork(0.0, (0.1,) * (count + 1), ((Message(0.1),),) * count) for count in rounds]
+    half_s = 0.0 if halves else None
+    groups = [GroupWork(0.0, (0.1,) * (count + 1), ((Message(0.1),),) * count, half_s) for count in rounds]
     done = simulate_groups(groups, 0.0, SPARE)
     assert [(span.activity, span.group) for span in done.spans if span.activity in ("encode", "decode")] == coding

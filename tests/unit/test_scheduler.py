@@ -13,6 +13,7 @@ import torch
 
 from sim.threads import ThreadedWorld
 from thinwire.comm import Scheduler, Tag, Ticket
+from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
 from thinwire.core import AllReduce, DesyncError, Request, TransportError
 
 Rounds = Generator[tuple[Request, ...], Any, Any]
@@ -54,6 +55,25 @@ def test_messages_start_as_a_wavefront(scheduler: Scheduler, order: list[Tag]) -
     scheduler.flush().wait(5)
     assert [(tag.group, tag.round) for tag in order] == [(0, 0), (1, 0), (0, 1), (2, 0), (0, 2), (2, 1)]
     assert {tag.step for tag in order} == {7}
+
+
+def test_groups_go_on_between_submissions(scheduler: Scheduler, order: list[Tag]) -> None:
+    for group in range(2):
+        scheduler.submit(partial(rounds, 2), lambda _: None, step=0, group=group)
+        scheduler.advance()
+    scheduler.flush().wait(5)
+    assert [(tag.group, tag.round) for tag in order] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_rounds_are_those_of_the_last_step(scheduler: Scheduler) -> None:
+    assert scheduler.rounds == 0
+    for counts in ((1, 3, 2), (1, 1)):
+        for group, count in enumerate(counts):
+            scheduler.submit(partial(rounds, count), lambda _: None, step=0, group=group)
+        scheduler.flush().wait(5)
+        scheduler.submit(partial(rounds, 5), lambda _: None, step=0, group=FIRST_RESERVED_GROUP)
+        scheduler.flush().wait(5)
+        assert scheduler.rounds == max(counts), "what is asked between steps does not count"
 
 
 def test_flush_ends_what_was_submitted_before_it(scheduler: Scheduler) -> None:

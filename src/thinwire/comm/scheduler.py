@@ -6,7 +6,8 @@ completion callback; with several buckets on gloo the ranks interleave different
 
 The order is a wavefront. When group i is submitted, its first round is started; then every older group still under way, the
 oldest first, gets its replies and starts its next round. So group i+1 is encoded and on the wire while group i is being
-decoded, and methods of several rounds overlap with each other. ``flush`` ends a step: it runs all groups to their end.
+decoded, and methods of several rounds overlap with each other. ``advance`` does the second half of that between two
+submissions. ``flush`` ends a step: it runs all groups to their end.
 """
 
 from __future__ import annotations
@@ -94,6 +95,10 @@ class _Job:
         return self.tag.group if self.tag.group < FIRST_RESERVED_GROUP else -1
 
 
+class _Advance:
+    pass
+
+
 @dataclass
 class _Flush:
     done: Callable[[], None]
@@ -112,10 +117,12 @@ class Scheduler:
         self.seconds = Seconds()
         self.pool = memory.Pool()
         self.spans: list[Span] = []
+        self.rounds = 0  # the most that a fusion group took in the last step; the same on all ranks
         on_cuda = device is not None and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_cuda else None
-        self._queue: queue.SimpleQueue[_Job | _Flush | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Job | _Advance | _Flush | None] = queue.SimpleQueue()
         self._live: list[_Job] = []
+        self._rounds = 0
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="thinwire-comm", daemon=True)
         self._thread.start()
@@ -125,6 +132,13 @@ class Scheduler:
         ticket = Ticket()
         self._queue.put(_Job(prepare, done, Tag(step, group), ticket, self._side_stream()))
         return ticket
+
+    def advance(self) -> None:
+        """Let every group under way get its replies and start its next round, the oldest first.
+
+        All ranks do so at the same points of their submissions.
+        """
+        self._queue.put(_Advance())
 
     def flush(self, done: Callable[[], None] | None = None) -> Ticket:
         """End a step: all groups submitted so far run to their end, then ``done`` is called, in the thread.
@@ -166,10 +180,11 @@ class Scheduler:
             if isinstance(item, _Flush):
                 self._end(item)
                 continue
-            self._guarded(self._begin, item)
-            # A copy: a finished group leaves the list.
-            for older in [job for job in self._live if job is not item]:
-                self._guarded(self._resume, older)
+            older = list(self._live)
+            if isinstance(item, _Job):
+                self._guarded(self._begin, item)
+            for job in older:
+                self._guarded(self._resume, job)
         self._drain()
 
     def _end(self, flush: _Flush) -> None:
@@ -181,6 +196,8 @@ class Scheduler:
             log.exception("the end of a step failed")
             self._error = error
         self.pool.end_step()
+        if self._rounds:
+            self.rounds, self._rounds = self._rounds, 0
         flush.ticket.finish(self._error)
 
     def _drain(self) -> None:
@@ -241,6 +258,8 @@ class Scheduler:
         job.sent_bytes = sum(request.sent_bytes(self.transport.world_size) for request in requests)
         job.pending = [self.transport.start(request, tag) for request in requests]
         job.rounds += 1
+        if job.tag.group < FIRST_RESERVED_GROUP:
+            self._rounds = max(self._rounds, job.rounds)
 
     def _leave(self, job: _Job, error: BaseException | None) -> None:
         if job in self._live:

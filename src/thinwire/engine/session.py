@@ -155,6 +155,11 @@ class Session:
         self.meter.exchanged(sum(unit.spec.numel for unit in group.units))
         return ticket
 
+    def advance(self) -> None:
+        """Between two groups: what is under way goes on, where that starts messages. All ranks call it at the same points."""
+        if self.scheduler.rounds > 1:
+            self.scheduler.advance()
+
     def _exchange(self, unit: Unit, x: Tensor, scale: float) -> Generator[Any, Any, Exchanged]:
         if scale != 1.0:
             x.div_(scale)  # residuals live in unscaled units, whatever the scaler does from step to step

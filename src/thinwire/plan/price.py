@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from thinwire.comm.merge import CHEAP_COPY_BYTES
 from thinwire.compressors.dense import Dense
 from thinwire.compressors.routing import prepare
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
-from thinwire.fusion import Curve, Groups, Profile, TensorProfile, parse_fusion
+from thinwire.fusion import Curve, Groups, Profile, TensorProfile, first_half, parse_fusion
 from thinwire.plan.cluster import Cluster
 from thinwire.plan.codecs import CodecCost
 from thinwire.plan.collectives import Kind
@@ -139,12 +139,16 @@ class Pricer:
         self, spec: str, compressor: Compressor, groups: Groups, agreement_bytes: int | None = None
     ) -> list[GroupWork]:
         ready_s = {one.tensor: one.ready_s for one in self.profile.tensors}
-        works, previous_s = [], 0.0
+        works: list[GroupWork] = []
+        previous_s = 0.0
         for group in groups:
             # A group is submitted only after those before it.
+            half = [ready_s[tensor] for tensor in first_half(group)] if works else []
+            half_s = max(previous_s, *half) if half else None
             previous_s = max(previous_s, *(ready_s[tensor] for tensor in group))
             gathered_bytes = agreement_bytes if group is groups[-1] else None
-            works.append(self._work(spec, compressor, group, previous_s, gathered_bytes))
+            work = self._work(spec, compressor, group, previous_s, gathered_bytes)
+            works.append(replace(work, half_s=half_s))
         return works
 
     def _work(

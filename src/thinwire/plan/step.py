@@ -1,9 +1,10 @@
 """The step simulator: thinwire's scheduler on paper.
 
 One communication thread works off the groups in ready order: encode, start the first round, then give every older group its
-replies and start its next round, oldest first (``comm.scheduler``). One wire carries the messages in the order in which they
-were started. Work of that thread, and of the network stack, takes processor time; where ranks share cores it delays
-backward (``plan.cluster``), so gradients are ready later than they were without communication.
+replies and start its next round, oldest first (``comm.scheduler``). Older groups also go on when half of the next group is
+ready (``engine.group_queue``). One wire carries the messages in the order in which they were started. Work of that thread,
+and of the network stack, takes processor time; where ranks share cores it delays backward (``plan.cluster``), so gradients
+are ready later than they were without communication.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ class GroupWork:
         ready_s: when its last gradient is there, after the start of backward.
         stages_s: processor seconds before the first round, between rounds, and after the last: one more than rounds.
         rounds: the messages of each round.
+        half_s: when the first half of its gradients is there and older groups go on; None: they do not.
     """
 
     ready_s: float
     stages_s: tuple[float, ...]
     rounds: tuple[tuple[Message, ...], ...]
+    half_s: float | None = None
 
     def __post_init__(self) -> None:
         assert len(self.stages_s) == len(self.rounds) + 1
@@ -113,7 +116,11 @@ def simulate_groups(groups: Sequence[GroupWork], backward_s: float, cluster: Clu
     """
     clock = _Clock(backward_s, cluster.slowdown, cluster.busy_slowdown)
     live: list[_Live] = []
+    has_later_rounds = any(len(work.rounds) > 1 for work in groups)
     for index, work in enumerate(groups):
+        if has_later_rounds and work.half_s is not None:
+            clock.thread_s = max(clock.thread_s, work.half_s + clock.delay_s)
+            _resume(list(live), live, clock)
         clock.thread_s = max(clock.thread_s, work.ready_s + clock.delay_s)
         group = _Live(index, work)
         older = list(live)
