@@ -97,9 +97,12 @@ class PlainEngine:
                 "checkpointing (use_reentrant=False) or wrap all backward passes but the last in wire.no_sync(). If the "
                 "backward pass before this one was interrupted by an error, detach() and attach() again on all ranks"
             )
-        assert parameter.grad is not None
-        parameter.grad = self.queue.place(name, parameter.grad)
-        self.queue.add(name, parameter.grad)
+        gradient = parameter.grad
+        assert gradient is not None
+        placed = self.queue.place(name, gradient)
+        if placed is not gradient:
+            parameter.grad = placed
+        self.queue.add(name, placed)
 
     def _write(self, tensor: TensorSpec, mean: Tensor) -> None:
         """Means are views of their unit's buffer; they become the gradients at the end of the step, without a copy."""
