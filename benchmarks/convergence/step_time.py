@@ -17,10 +17,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import thinwire.api  # noqa: F401  (registers the compressors)
-from thinwire.compressors.routing import prepare
 from thinwire.core import TensorSpec
 from thinwire.demo.model import GPT, SIZES
 from thinwire.engine.received import Ages
+from thinwire.fusion.prepare import prepare
 from thinwire.optim import AdamW
 
 SHARES = (0.05, 0.2, 0.4)  # of the coordinates received: one rank's top-k 0.05, the union of four ranks' 0.05 and 0.1

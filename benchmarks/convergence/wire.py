@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 import thinwire.api  # noqa: F401  (registers the compressors)
 from thinwire.comm.simulate import simulate
-from thinwire.compressors.routing import prepare
 from thinwire.core import State, Step, TensorSpec
 from thinwire.engine.groups import Unit, make_group
 from thinwire.engine.importance import importance
 from thinwire.engine.received import Ages
+from thinwire.fusion.prepare import prepare
 
 
 class SimulatedWire:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import thinwire.api  # noqa: F401  (registers the compressors)
-from thinwire.compressors.routing import prepare
 from thinwire.compressors.shared.varying import VaryingSparsifier
 from thinwire.core import Compressor, TensorSpec, Wrapper, available
 from thinwire.engine.groups import make_group
+from thinwire.fusion.prepare import prepare
 
 HALVINGS = 24
 CALIBRATIONS = 8

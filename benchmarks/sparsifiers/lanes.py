@@ -14,10 +14,10 @@ from torch import Tensor
 
 from thinwire.comm import simulate
 from thinwire.compressors.dgc import DGC
-from thinwire.compressors.routing import prepare
 from thinwire.core import Compressor, State, Step, TensorSpec, UnitSpec, make
 from thinwire.engine.groups import make_group
 from thinwire.feedback import with_feedback
+from thinwire.fusion.prepare import prepare
 
 
 @dataclass(frozen=True, eq=False)

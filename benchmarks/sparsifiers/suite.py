@@ -11,8 +11,8 @@ from benchmarks.sparsifiers.budget import Fitted, depends_on_data, families, wir
 from benchmarks.sparsifiers.fit import fit
 from benchmarks.sparsifiers.stream import samples, tensors_of
 
-from thinwire.compressors.routing import prepare
 from thinwire.core import TensorSpec
+from thinwire.fusion.prepare import prepare
 
 DEFAULT_TASKS = ("shakespeare", "cnn")
 SEEDS = (0, 1, 2)

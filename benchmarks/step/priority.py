@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 import thinwire
 from thinwire.comm import TorchDistTransport
-from thinwire.compressors.routing import prepare
 from thinwire.core import TensorSpec
 from thinwire.demo.data import Corpus, batch_starts, load_corpus, windows_at
 from thinwire.demo.model import build_model
@@ -34,6 +33,7 @@ from thinwire.demo.settings import Workload
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.fusion import parse_fusion
+from thinwire.fusion.prepare import prepare
 from thinwire.lab import Lab
 
 BARRIER, AS_READY, AS_NEEDED = "barrier", "no barrier, as ready", "no barrier, as needed"

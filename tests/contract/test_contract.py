@@ -9,10 +9,10 @@ import thinwire
 from contract.laws import LAWS, Law
 from contract.menagerie import BY_NAME
 from contract.world import run_unit
-from thinwire.compressors.routing import prepare
 from thinwire.core import Compressor
 from thinwire.core.registry import compressor_class
 from thinwire.feedback import with_feedback
+from thinwire.fusion.prepare import prepare
 
 UNBIASED = ("qsgd",)
 

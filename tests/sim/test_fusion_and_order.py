@@ -19,12 +19,12 @@ from thinwire import make
 from thinwire.comm import Delayed, Tag, simulate
 from thinwire.comm.merge import merge
 from thinwire.comm.simulate import answer
-from thinwire.compressors.routing import prepare
 from thinwire.core import AllReduce, Compressor, Exchange, Exchanged, Reply, Request, Step, TensorSpec, UnitSpec
 from thinwire.engine.group_queue import GroupQueue
 from thinwire.engine.groups import Group, make_group
 from thinwire.engine.session import Session
 from thinwire.fusion import first_half, fixed_groups, parse_fusion
+from thinwire.fusion.prepare import prepare
 
 MIXED = (
     "dense",

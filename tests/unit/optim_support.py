@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import thinwire.api  # noqa: F401  (registers the compressors)
-from thinwire.compressors.routing import prepare
 from thinwire.core import TensorSpec
 from thinwire.engine.received import Ages
+from thinwire.fusion.prepare import prepare
 
 SHAPES = ((40, 50), (1500,), (33, 40))  # the vector travels dense
 

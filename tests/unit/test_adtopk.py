@@ -10,9 +10,9 @@ from contract.world import run_unit
 from thinwire.comm import simulate
 from thinwire.compressors.adtopk import ADTopK
 from thinwire.compressors.dense import Dense
-from thinwire.compressors.routing import prepare
 from thinwire.compressors.shared import threshold_reuse
 from thinwire.core import ConfigError, Payload, State, Step, TensorSpec, UnitSpec, make
+from thinwire.fusion.prepare import prepare
 
 
 def _unit(*shapes: tuple[int, ...]) -> UnitSpec:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from contract.world import run_unit
 from thinwire.compressors.dgc import DGC
-from thinwire.compressors.routing import prepare
 from thinwire.core import ConfigError, TensorSpec, UnitSpec, make
+from thinwire.fusion.prepare import prepare
 
 UNIT = UnitSpec((TensorSpec("a", (10, 10)), TensorSpec("b", (60,))))
 

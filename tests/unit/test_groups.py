@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from thinwire.compressors.routing import prepare
 from thinwire.core import ConfigError, TensorSpec, make
 from thinwire.engine.groups import fingerprint, make_group
+from thinwire.fusion.prepare import prepare
 
 MATRIX, SMALL, BIAS, CONV = (
     TensorSpec(name, shape) for name, shape in (("m", (64, 64)), ("s", (4, 4)), ("b", (4096,)), ("c", (64, 32, 3, 3)))

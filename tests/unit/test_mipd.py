@@ -14,12 +14,12 @@ from contract.laws import resumes_exactly
 from contract.world import run_unit
 from thinwire.comm import simulate
 from thinwire.compressors.mipd import MIPD, halves
-from thinwire.compressors.routing import prepare
 from thinwire.compressors.shared import significance
 from thinwire.compressors.shared.laplace import codebook, laplace_format
 from thinwire.compressors.shared.water_filling import layer_blocks
 from thinwire.core import AllReduce, ConfigError, Step, TensorSpec, UnitSpec, make
 from thinwire.feedback import ErrorFeedback
+from thinwire.fusion.prepare import prepare
 
 
 def _unit(*sizes: int) -> UnitSpec:

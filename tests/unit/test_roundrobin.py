@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from contract.world import Round, run_unit
-from thinwire.compressors.routing import prepare
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, make
+from thinwire.fusion.prepare import prepare
 from thinwire.select.layers import layers_of, spend
 
 UNIT = UnitSpec(tuple(TensorSpec(f"block{i}.weight", (8, 8)) for i in range(6)))

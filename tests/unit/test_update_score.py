@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from thinwire.compressors.routing import prepare
 from thinwire.compressors.topk import TopK
 from thinwire.core import ConfigError, Step, TensorSpec, UnitSpec, make
 from thinwire.engine.groups import make_group
 from thinwire.engine.importance import importance
+from thinwire.fusion.prepare import prepare
 
 UNIT = UnitSpec((TensorSpec("a", (2, 4)), TensorSpec("b", (4,))))
 X = torch.tensor([8.0, -7, 6, 5, 4, 3, 2, 1, 1, 2, 3, -4])

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from thinwire.compressors.dense import Dense
 from thinwire.core import Compressor, Exchange, State, Step, TensorSpec, Wrapper, make, register
-from thinwire.feedback import with_feedback
 
 
 @register("route")
@@ -39,13 +38,3 @@ class Route(Wrapper):
     @classmethod
     def examples(cls) -> Sequence[Compressor]:
         return [cls(inner=make("ef | topk(density=0.1)"))]
-
-
-def prepare(spec: str | Compressor) -> Compressor:
-    """A choice made ready: error feedback where needed, small tensors routed to dense."""
-    compressor = with_feedback(make(spec))
-    return compressor if _routes(compressor) else Route(inner=compressor)
-
-
-def _routes(compressor: Compressor) -> bool:
-    return isinstance(compressor, Route) or (isinstance(compressor, Wrapper) and _routes(compressor.inner))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.compressors.routing import prepare
 from thinwire.contest.lineup import AUTO, SAFE_SPECS, STOCK_DDP
 from thinwire.core import TensorSpec
 from thinwire.demo.interleaved import warmup_steps
 from thinwire.demo.settings import Contestant
 from thinwire.engine.autopilot import PLANNING_STEPS
+from thinwire.fusion.prepare import prepare
 from thinwire.plan.price import DENSE, wire_bytes
 
 FEWEST_STEPS, MOST_STEPS = 3, 48  # of a contestant in a cell

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.comm import Tag, TorchDistTransport, Transport
-from thinwire.compressors.routing import prepare
 from thinwire.core import AllGather, Compressor, ConfigError, DesyncError, TensorSpec
 from thinwire.engine.attached import Attached
 from thinwire.engine.autopilot import Autopilot, AutoSettings
@@ -25,6 +24,7 @@ from thinwire.engine.recording import Recorder
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import GradScaler, Session
 from thinwire.fusion import parse_fusion
+from thinwire.fusion.prepare import prepare
 from thinwire.plan.online import AUTO_FUSIONS, auto_specs
 from thinwire.plan.price import DENSE
 from thinwire.plan.result import Plan

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from thinwire.comm.trace import Trace
-from thinwire.compressors.routing import prepare
 from thinwire.core import CheckpointError, ConfigError, TensorSpec
 from thinwire.engine.autopilot import Autopilot
 from thinwire.engine.course import read_course
@@ -22,6 +21,7 @@ from thinwire.engine.received import Received
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.engine.stats import WireStats
+from thinwire.fusion.prepare import prepare
 from thinwire.plan.ledger import ErrorLedger
 from thinwire.plan.price import DENSE, Pricer
 from thinwire.plan.result import Plan

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-from thinwire.compressors.routing import prepare
 from thinwire.core import TensorSpec
 from thinwire.engine.agreeing import agreed, gathered
 from thinwire.engine.bookkeeping import Books
@@ -26,6 +25,7 @@ from thinwire.engine.measuring import codec_costs, gradient_errors, session_clus
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.fusion import parse_fusion
+from thinwire.fusion.prepare import prepare
 from thinwire.plan.cluster import Cluster, machine_id
 from thinwire.plan.model import ModelProfile, Noise
 from thinwire.plan.network import Network

@@ -20,7 +20,6 @@ from thinwire import kernels
 from thinwire.comm import Framed, Pending, Tag
 from thinwire.comm.simulate import answer
 from thinwire.comm.transport import Later
-from thinwire.compressors.routing import prepare
 from thinwire.core import (
     AllGather,
     AllReduce,
@@ -35,6 +34,7 @@ from thinwire.core import (
     memory,
 )
 from thinwire.fusion import Curve
+from thinwire.fusion.prepare import prepare
 from thinwire.plan.collectives import Kind
 
 WORLD_SIZES = (2, 8)  # decoding grows linearly with the ranks, so two are enough

@@ -8,9 +8,9 @@ from functools import cached_property
 
 from thinwire.comm.merge import CHEAP_COPY_BYTES
 from thinwire.compressors.dense import Dense
-from thinwire.compressors.routing import prepare
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
 from thinwire.fusion import Curve, Groups, Profile, TensorProfile, first_half, parse_fusion
+from thinwire.fusion.prepare import prepare
 from thinwire.plan.cluster import Cluster
 from thinwire.plan.codecs import CodecCost
 from thinwire.plan.collectives import Kind
