@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 WARMUP_STEPS = 2  # connections, caches, allocations, DDP's new buckets
 DENSE_STEPS = 4
-QUIET_STEPS = 5  # three were up to 28 % off (docs/log.md)
+QUIET_STEPS = 5  # after three, steps were predicted up to 27 % too short (docs/log.md)
 PLANNING_STEPS = WARMUP_STEPS + DENSE_STEPS + QUIET_STEPS  # the first plan is made after so many
 
 Phase = Literal["dense", "quiet", "watch"]

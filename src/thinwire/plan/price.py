@@ -142,7 +142,7 @@ class Pricer:
         works: list[GroupWork] = []
         previous_s = 0.0
         for group in groups:
-            # A group is submitted only after those before it.
+            # A group is submitted, and so reaches its half, only after those before it.
             half = [ready_s[tensor] for tensor in first_half(group)] if works else []
             half_s = max(previous_s, *half) if half else None
             previous_s = max(previous_s, *(ready_s[tensor] for tensor in group))
