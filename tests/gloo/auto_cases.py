@@ -19,11 +19,18 @@ from thinwire.comm import Pending, Tag, Throttled, TorchDistTransport, Transport
 from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
 from thinwire.core import AllToAll, Request
 from thinwire.engine import autopilot, bookkeeping
-from thinwire.engine.autopilot import PLANNING_STEPS, QUIET_STEPS
+from thinwire.engine.autopilot import (
+    FEWEST_DENSE_STEPS,
+    FEWEST_QUIET_STEPS,
+    PLANNING_STEPS,
+    QUIET_STEPS,
+    WARMUP_STEPS,
+)
 from thinwire.plan import Link, network_of_link, search
 from thinwire.plan.quality import MODEL
 from thinwire.plan.watch import SETTLE_STEPS, TRIAL_STEPS
 
+autopilot.TIMED_S = float("inf")  # always as many steps as can be, however slow the machine is today
 CASES = Cases()
 SLOW_BITS_PER_S = 40e6
 SIDE = 96
@@ -146,6 +153,45 @@ def plans_on_a_slow_link_and_resumes(rank: Rank, engine: str) -> object:
 
 
 @CASES.both
+def plans_sooner_where_steps_are_long(rank: Rank, engine: str) -> object:
+    """Rank 0 says when enough was timed, and all ranks plan at the same step."""
+    model = wrap(engine, seeded(Wide))
+    optimizer = sgd(model)
+    fewest = WARMUP_STEPS + FEWEST_DENSE_STEPS + FEWEST_QUIET_STEPS
+    enough_s = 0.0 if rank.index == 0 else float("inf")
+    with patch.object(autopilot, "TIMED_S", enough_s), claimed_link(1e6), thinwire.attach(model, optimizer) as wire:
+        train(model, optimizer, rank, range(fewest - 1))
+        assert wire.plan is None
+        train(model, optimizer, rank, [fewest - 1])
+        assert wire.plan is not None
+    return digest(dict(model.named_parameters()))
+
+
+@CASES.plain
+def measures_a_network_that_holds_only_once(rank: Rank, engine: str) -> object:
+    """Steps that take longer though the network does not: planned anew, with what is known of it."""
+    model = seeded(Wide)
+    optimizer = sgd(model)
+    link = Throttled(plain_transport(), SLOW_BITS_PER_S)
+    with (
+        patch.object(autopilot, "session_network", wraps=autopilot.session_network) as measured,
+        thinwire.attach(model, optimizer, transport=link) as wire,
+    ):
+        train(model, optimizer, rank, range(PLANNING_STEPS + SETTLE_STEPS + TRIAL_STEPS + 2))
+        first = wire.plan
+        assert first is not None
+        model.layers[2].weight.register_hook(lambda gradient: time.sleep(0.1))
+        for _ in range(60):
+            train(model, optimizer, rank, [0])
+            if wire.plan is not first:
+                break
+        assert wire.plan is not None
+        assert wire.plan.floor_s > first.floor_s + 0.05
+        assert measured.call_count == 1
+    return digest(dict(model.named_parameters()))
+
+
+@CASES.both
 def exchanges_nothing_while_a_rank_is_timed(rank: Rank, engine: str) -> object:
     """In quiet steps a rank that is done waits: where ranks share cores, its exchange would slow the others down."""
     model = wrap(engine, seeded(Wide))
@@ -239,8 +285,8 @@ def leaves_what_comes_to_lose_too_much(rank: Rank, engine: str) -> object:
             step(index)
         assert wire.plan is not None
         assert wire.plan.compress == "int4"
-        # Independent gradients are all noise: half of the mean of two.
-        assert 0.9 < wire.ledger.relative(MODEL, "noise") <= 1.1
+        # Independent gradients are all noise: half of the mean of two, in which int4 adds what was owed and loses anew.
+        assert 0.85 < wire.ledger.relative(MODEL, "noise") <= 1.1
         error = wire.ledger.relative(MODEL, "compression")
         assert 1e-3 < error < 0.05
         books = wire.ledger.to_json()

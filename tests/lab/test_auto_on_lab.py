@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from thinwire.engine.autopilot import PLANNING_STEPS
 from thinwire.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(100)]
 WORKER = Path(__file__).with_name("auto_worker.py")
-FALLS_AT = 16  # a few steps after the first plan
+FALLS_AT = PLANNING_STEPS + 5
 
 
 def test_auto_switches_when_the_link_falls() -> None:

@@ -13,7 +13,7 @@ from thinwire.core import AllGather, AllReduce, AllToAll, ConfigError, Request
 from thinwire.fusion import Curve
 from thinwire.plan import Cluster, CodecCost, Network, Probe, measure_codecs, measure_network
 from thinwire.plan.collectives import KINDS
-from thinwire.plan.probe import planned_sizes
+from thinwire.plan.probe import holds, planned_sizes
 from thinwire.plan.roofs import Roofs, measure_roofs
 from thinwire.plan.store import keep, latest, probe_path
 from thinwire.plan.worker import Settings
@@ -66,6 +66,11 @@ def test_larger_sizes_are_left_out_once_a_message_takes_long() -> None:
     echo = _Echo()
     measure_network(Throttled(echo, 10e6), largest_bytes=1 << 30, patience_s=0.02, repeats=3)
     assert max(request.sent_bytes(3) for request in echo.asked) < 1 << 20
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, True), (0.5, False), (2.0, False)])
+def test_a_network_holds_while_its_rate_does(network: Network, factor: float, expected: bool) -> None:
+    assert holds(network, Throttled(_Echo(), factor * BITS_PER_S)) == expected
 
 
 def test_progress_is_told_per_size() -> None:

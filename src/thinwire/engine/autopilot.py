@@ -3,8 +3,9 @@
 Steps of a first plan: a few dense ones to warm up, a few dense ones whose time is what dense takes, then *quiet* ones, whose
 groups wait for the end of backward so that it is timed alone. Then all ranks measure the network together, rank 0 times
 the compressors and chooses, and all take over its plan at the same step. Later rank 0 compares the steps with the
-prediction; its doubts travel in a byte of the agreement that ends every step, so all ranks hear of them at the same step.
-All ranks keep the same books of what compression loses, and leave a compressor that has come to lose too much.
+prediction. That it has timed enough, or has doubts, travels in a byte of the agreement that ends every step, so all ranks
+hear of it at the same step. All ranks keep the same books of what compression loses, and leave a compressor that has come
+to lose too much.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from math import ceil
+from statistics import fmean, median
 from typing import Literal
 
 from thinwire.core import TensorSpec
@@ -41,19 +43,31 @@ from thinwire.plan.online import (
     summary,
 )
 from thinwire.plan.price import DENSE, Pricer
+from thinwire.plan.probe import holds
 from thinwire.plan.quality import measured, requalified
 from thinwire.plan.result import Plan
 from thinwire.plan.search import Budget, Quality, choose
-from thinwire.plan.watch import Verdict, Watch
+from thinwire.plan.watch import Pace, Verdict, Watch
 
 log = logging.getLogger(__name__)
 
 WARMUP_STEPS = 2  # connections, caches, allocations, DDP's new buckets
-DENSE_STEPS = 4
-QUIET_STEPS = 5  # after three, steps were predicted up to 27 % too short (docs/log.md)
-PLANNING_STEPS = WARMUP_STEPS + DENSE_STEPS + QUIET_STEPS  # the first plan is made after so many
+TIMED_S = 3.0  # steps of both kinds are timed until they make up this: short ones are noisy, long ones hold training up
+FEWEST_DENSE_STEPS, DENSE_STEPS = 2, 4
+FEWEST_QUIET_STEPS, QUIET_STEPS = 4, 12
+PLANNING_STEPS = WARMUP_STEPS + DENSE_STEPS + QUIET_STEPS  # the first plan is made after so many at most
 
 Phase = Literal["dense", "quiet", "watch"]
+
+
+def planned_after(dense_s: float, compute_s: float) -> int:
+    """After how many steps the first plan is made, where they take ``dense_s``, ``compute_s`` of it without communication."""
+    dense = _steps_to_time(dense_s, FEWEST_DENSE_STEPS, DENSE_STEPS)
+    return WARMUP_STEPS + dense + _steps_to_time(compute_s, FEWEST_QUIET_STEPS, QUIET_STEPS)
+
+
+def _steps_to_time(step_s: float, fewest: int, most: int) -> int:
+    return max(fewest, min(most, ceil(min(most, TIMED_S / max(step_s, 1e-9)))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +148,10 @@ class Autopilot:
         return replace(self.course, ledger=self.books.ledger.to_json()).to_text()
 
     def _start(self) -> None:
-        self.course, self._watch = None, Watch(0.0, float("inf"))
-        self._exchanges_s: list[float] = []  # of the dense steps
+        self.course, self._watch, self._pace = None, Watch(0.0, float("inf")), Pace(0.0)
+        self._dense_s = 0.0  # a dense step, before the first plan
+        self._network: Network | None = None  # as it was last measured; the same on all ranks
         self._verdict: Verdict = "fine"
-        self._session.wish = False
         self._session.norms.clear()
         self.books = Books(self._session)
         self._noise: dict[str, Noise] = {}  # of rank 0's first plan, which measures these for all later ones
@@ -146,6 +160,7 @@ class Autopilot:
 
     def _enter(self, phase: Phase) -> None:
         self._phase, self._steps = phase, 0
+        self._session.wish = False
         self._times: list[StepTimes] = []
         if phase == "watch":
             self.books.open_step()
@@ -160,14 +175,22 @@ class Autopilot:
                 return None
             self._observe(times)
             return self._keep_books(groups) or self._regrouping.after_step(groups)
-        if self._phase == "dense":
-            if self._steps > WARMUP_STEPS:
-                self._exchanges_s.append(self._exchange_s(times))
-            if self._steps == WARMUP_STEPS + DENSE_STEPS:
-                self._enter("quiet")
-            return None
         self._times.append(times)
-        return self._make_plan() if self._steps == QUIET_STEPS else None
+        if self._phase == "quiet":
+            if self._session.wished:
+                return self._make_plan()
+            self._time_enough([one.compute_s for one in self._times], FEWEST_QUIET_STEPS, QUIET_STEPS)
+        elif self._session.wished:
+            self._dense_s = self._usual_s(self._times[WARMUP_STEPS:])
+            self._enter("quiet")
+        elif self._steps >= WARMUP_STEPS:
+            self._time_enough([one.step_s for one in self._times[WARMUP_STEPS:]], FEWEST_DENSE_STEPS, DENSE_STEPS)
+        return None
+
+    def _time_enough(self, timed_s: Sequence[float], fewest: int, most: int) -> None:
+        """Rank 0 says beforehand that the next step is the last one of its phase."""
+        enough = len(timed_s) + 1 >= _steps_to_time(fmean(timed_s or [0.0]), fewest, most)
+        self._session.wish = self._session.rank == 0 and enough
 
     def _step_times(self) -> StepTimes:
         now_s, ready_s = time.perf_counter(), self._session.meter.last_ready_s
@@ -182,16 +205,19 @@ class Autopilot:
         """
         return times.step_s - (times.before_s if self._session.device.type == "cpu" else 0.0)
 
-    def _before_s(self) -> float:
-        """The other part, as the quiet steps had it."""
-        return median(one.step_s - self._exchange_s(one) for one in self._times)
+    def _usual_s(self, steps: Sequence[StepTimes]) -> float:
+        """A whole step, with both parts as they usually are."""
+        exchanges_s = [self._exchange_s(one) for one in steps]
+        before_s = [one.step_s - exchange_s for one, exchange_s in zip(steps, exchanges_s, strict=True)]
+        return median(before_s) + median(exchanges_s)
 
     def _observe(self, times: StepTimes) -> None:
         """Rank 0 alone, and only if there is a network to have doubts about."""
         if self._session.rank != 0 or self._session.transport.world_size == 1:
             return
-        assert self.course is not None
-        self._verdict = self._watch.add(self.course.before_s + self._exchange_s(times))
+        exchange_s = self._exchange_s(times)
+        self._pace.add(times.step_s - exchange_s)
+        self._verdict = self._watch.add(self._pace.usual_s + exchange_s - self._pace.added_s)
         self._session.wish = self._verdict != "fine"
 
     def _keep_books(self, groups: Sequence[Group]) -> list[Group] | None:
@@ -212,10 +238,9 @@ class Autopilot:
 
     def _reconsider(self) -> None:
         """All ranks know that rank 0 has doubts. A slow trial may be the link's fault: that, too, is measured first."""
-        self._session.wish = False
         if self._session.rank == 0:
             observed_s, expected_s = self._watch.observed_s, self._watch.expected_s
-            log.info("auto: steps take %.4g s, expected %.4g s; measuring the network again", observed_s, expected_s)
+            log.info("auto: steps take %.4g s, expected %.4g s; measuring again", observed_s, expected_s)
         self._enter("quiet")
 
     def _make_plan(self) -> list[Group] | None:
@@ -229,7 +254,7 @@ class Autopilot:
             names = [tensor.fqn for tensor in self._tensors]
             return self._change(Course(alone(compute_s, self._settings.quality), names, 0.0, compute_s, compute_s))
         cluster = session_cluster(self._session, [one["machine"] for one in ranks])
-        network = session_network(self._session, self._tensors)
+        network = self._network = self._measured_network()
         course = None
         if self._session.rank == 0:  # alone, so that nobody disturbs the clock
             profile = profile_of_steps(self._tensors, self._times, compute_s, cluster.slowdown)
@@ -239,6 +264,12 @@ class Autopilot:
             profile = replace(profile, noise=self._noise, errors=self._errors)
             course = self._course(self._choose(profile, network, cluster, began_s), profile).to_text()
         return self._change(read_course(agreed(self._session, course)))
+
+    def _measured_network(self) -> Network:
+        """What was measured before, where the network still is as it was then: most doubts are about the machine."""
+        if self._network is not None and holds(self._network, self._session.transport, self._session.device):
+            return self._network
+        return session_network(self._session, self._tensors)
 
     def _choose(self, profile: ModelProfile, network: Network, cluster: Cluster, began_s: float) -> Plan:
         codecs = codec_costs(self._settings.specs, self._tensors)
@@ -251,15 +282,17 @@ class Autopilot:
 
     def _course(self, plan: Plan, profile: ModelProfile) -> Course:
         """The plan with what is expected of it."""
-        before, before_s = self.course, self._before_s()
+        before, pace = self.course, self._pace
         if before is None:
-            in_use, observed_s, changed = DENSE, before_s + median(self._exchanges_s), True
+            in_use, observed_s, changed = DENSE, self._dense_s, True
         else:
-            in_use, observed_s = before.plan.compress, before_s + self._watch.observed_s - before.before_s
+            in_use = before.plan.compress
+            observed_s = self._watch.observed_s + pace.added_s + pace.now_s - pace.usual_s
             changed = (plan.compress, plan.fuse) != (in_use, before.plan.fuse)
         expected_s, dense_s = expectations(plan, in_use, observed_s)
         order = [tensor.fqn for tensor in profile.specs]
-        course = Course(plan, order, before_s, expected_s, dense_s, drift=self._watch.refitted(changed=changed))
+        backward_s, drift = median(one.backward_s for one in self._times), self._watch.refitted(changed=changed)
+        course = Course(plan, order, backward_s, expected_s, dense_s, drift)
         if before is None or self._verdict != "dense" or not lost(before.plan, plan):
             return course
         dense_s, drift = before.dense_s, self._watch.refitted(changed=False)
@@ -288,11 +321,12 @@ class Autopilot:
         self.course = course
         tried = trial and course.plan.compress != DENSE
         self._watch = Watch(course.expected_s, course.dense_s if tried else float("inf"), course.drift)
+        self._pace = Pace(course.backward_s)
         self._verdict = "fine"
         self._enter("watch")
 
     def describe(self) -> str:
         """One line for people."""
         if self.plan is None:
-            return f"auto: dense while measuring; a plan is made after step {PLANNING_STEPS}"
+            return f"auto: dense while measuring; a plan is made after step {PLANNING_STEPS} at the latest"
         return f"auto: {summary(self.plan)}"

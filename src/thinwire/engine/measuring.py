@@ -20,9 +20,9 @@ from thinwire.plan.probe import measure_network
 # Quicker than a probe: training stands still meanwhile.
 _KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "all_to_all")  # what the candidates use
 _LARGEST_BYTES = 16 << 20
-_PATIENCE_S = 0.05
+_PATIENCE_S = 0.12  # so 1 MB at 20 Mbit/s: TCP on a slow link carries long messages less well than short ones
 _REPEATS = 15
-_FEWEST_REPEATS = 2  # of messages so slow that little can disturb them
+_FEWEST_REPEATS = 1  # of messages so slow that little can disturb them; one more goes before
 _SECONDS_PER_SIZE = 0.06
 _SMALLEST_SIDE = 256
 _SAMPLED_TENSORS = 60

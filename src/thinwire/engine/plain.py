@@ -106,7 +106,7 @@ class PlainEngine:
 
     def _write(self, tensor: TensorSpec, mean: Tensor) -> None:
         """Means are views of their unit's buffer; they become the gradients at the end of the step, without a copy."""
-        self._received[tensor.fqn] = mean.to(tensor.dtype)
+        self._received[tensor.fqn] = mean if mean.dtype is tensor.dtype else mean.to(tensor.dtype)
 
     def _used(self) -> list[bool]:
         return [name in self.queue.ready for name in self._parameters]

@@ -10,14 +10,13 @@ from thinwire.core import TensorSpec
 from thinwire.fusion import TensorProfile
 from thinwire.plan.model import ModelProfile, Noise
 from thinwire.plan.price import DENSE
-from thinwire.plan.probe import now
+from thinwire.plan.probe import SAME_NETWORK, now
 from thinwire.plan.result import Candidate, Plan
 from thinwire.plan.search import Quality, candidate_specs
 
 # Only optimizers that know how old updates are may get a sparsifier; this one is measured in docs/optimizers.md.
 FAST_SPECS = ("topk(density=0.05, score='update') | fp16",)
 _LARGEST_CORRECTION = 2.0  # beyond, noise is more likely than a fault of the model
-_SAME_NETWORK = 0.15  # a predicted dense step that changed by less says that the link is the same
 # Fusions that need no profile of their own: no planner that measures was faster in docs/fusion.md.
 AUTO_FUSIONS = ("auto", "1MiB", "4MiB", "16MiB", "64MiB")
 
@@ -152,7 +151,7 @@ def lost(before: Plan, again: Plan) -> bool:
         before: the plan whose trial steps took longer than dense did.
         again: the one made after it, from new measurements.
     """
-    same_network = abs(again.dense_s / before.dense_s - 1) <= _SAME_NETWORK
+    same_network = abs(again.dense_s / before.dense_s - 1) <= SAME_NETWORK
     return same_network and again.compress == before.compress
 
 

@@ -31,6 +31,8 @@ PATIENCE_S = 0.15  # no larger messages once one takes this long: beyond, the cu
 REPEATS = 9
 FEWEST_REPEATS = 3
 SECONDS_PER_SIZE = 0.25
+CHECK_S = 0.03  # of the message that says whether a network has changed
+SAME_NETWORK = 0.2  # it has not if that takes by less than this longer or shorter
 
 Progress = Callable[[str], None]
 
@@ -177,6 +179,14 @@ def _sizes(largest_bytes: int) -> Iterator[int]:
         yield sent_bytes
         sent_bytes *= GROWTH
     yield sent_bytes
+
+
+def holds(network: Network, transport: Transport, device: torch.device | None = None) -> bool:
+    """Whether a message still takes what the curve says. All ranks call it together and get the same answer."""
+    kind, curve = next(iter(network.wire.items()))
+    sent_bytes = max((size for size, seconds in curve.points if seconds <= CHECK_S), default=curve.points[0][0])
+    sample = _agree(_time(transport, kind, int(sent_bytes), REPEATS, device), transport, device)
+    return abs(sample.wire_s / max(network.message_s(kind, sample.sent_bytes), 1e-9) - 1) <= SAME_NETWORK
 
 
 def _time(transport: Transport, kind: Kind, sent_bytes: int, repeats: int, device: torch.device | None) -> _Sample:

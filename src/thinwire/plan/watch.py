@@ -12,10 +12,51 @@ WINDOW_STEPS = 8  # the observed step time is the median of so many
 DOUBTFUL_STEPS = 8  # so many steps in a row must the median be off
 SETTLE_STEPS = 2  # after a change: new buffers, cold caches
 DRIFT = 0.15
+INEXACT = 0.25  # predictions may be off by this (docs/planner-measured.md); what is by less is taken as it was measured
 WORST_DRIFT = 0.6
 DENSE_MARGIN = 0.03
+STRANGEST_PACE = 2.0  # beyond, the loop does something else between its steps
 
 Verdict = Literal["fine", "dense", "measure"]
+
+
+@dataclass
+class Pace:
+    """How fast the machine is, compared with the first steps of a plan, by the part of a step that needs no network.
+
+    Processors are shared and change their clock: that is no reason to measure the network.
+
+    Args:
+        backward_s: from the first gradient to the last, without communication; zero where nobody knows.
+    """
+
+    backward_s: float
+    _first_s: list[float] = field(default_factory=list)
+    _recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
+
+    def add(self, before_s: float) -> None:
+        """Take in one step: the time from the end of the one before to its first gradient."""
+        if len(self._first_s) < SETTLE_STEPS + WINDOW_STEPS:
+            self._first_s.append(before_s)
+        self._recent_s.append(before_s)
+
+    @property
+    def usual_s(self) -> float:
+        """That time, as it was at first."""
+        return median(self._first_s[SETTLE_STEPS:] or self._first_s or [0.0])
+
+    @property
+    def now_s(self) -> float:
+        """And as it is by now."""
+        return median(self._recent_s or [0.0])
+
+    @property
+    def added_s(self) -> float:
+        """What backward takes longer than at first; below zero: shorter."""
+        if self.usual_s <= 0:
+            return 0.0
+        pace = self.now_s / self.usual_s
+        return (pace - 1) * self.backward_s if 1 / STRANGEST_PACE <= pace <= STRANGEST_PACE else 0.0
 
 
 @dataclass
@@ -23,7 +64,7 @@ class Watch:
     """Follows the steps of one plan on one rank.
 
     Args:
-        expected_s: the predicted step, calibrated by what was measured before the plan.
+        expected_s: the predicted step, calibrated by what was measured before the plan; after the trial what that took.
         dense_s: what dense takes; infinite where dense is in use, or nobody knows.
         drift: by how much the median may be off; doubled by every measurement that has changed nothing, so that a machine
             whose speed swings is not measured all the time.
@@ -47,13 +88,22 @@ class Watch:
         if self._steps <= SETTLE_STEPS:
             return "fine"
         self._recent_s.append(step_s)
-        if self._steps == SETTLE_STEPS + TRIAL_STEPS and median(self._recent_s) > (1 + DENSE_MARGIN) * self.dense_s:
-            return "dense"
+        if self._steps == SETTLE_STEPS + TRIAL_STEPS:
+            return self._end_trial(median(self._recent_s))
         if len(self._recent_s) < WINDOW_STEPS:
             return "fine"
-        off = abs(self.observed_s / max(self.expected_s, 1e-9) - 1)
-        self._doubtful = self._doubtful + 1 if off > self.drift else 0
+        self._doubtful = self._doubtful + 1 if self._off(self.observed_s) > self.drift else 0
         return "measure" if self._doubtful >= DOUBTFUL_STEPS else "fine"
+
+    def _end_trial(self, tried_s: float) -> Verdict:
+        if tried_s > (1 + DENSE_MARGIN) * self.dense_s:
+            return "dense"
+        if self._off(tried_s) <= INEXACT:
+            self.expected_s, self._doubtful = tried_s, 0
+        return "fine"
+
+    def _off(self, step_s: float) -> float:
+        return abs(step_s / max(self.expected_s, 1e-9) - 1)
 
     def refitted(self, *, changed: bool) -> float:
         """The drift that the next plan may have."""
