@@ -81,7 +81,7 @@ def test_a_failing_worker_is_quoted_and_stops_the_contest(tmp_path: Path) -> Non
     watcher = Recorder()
     with pytest.raises(WorkerFailed, match="unknown model 'huge'"):
         run_contest(contestants, network, tmp_path, watcher)
-    assert watcher.names == ["1-floor"]
+    assert watcher.names == [one.name for one in contestants]
     assert watcher.kinds == []
 
 

@@ -9,12 +9,12 @@ from thinwire.contest.lineup import AUTO, SAFE_SPECS, STOCK_DDP
 from thinwire.core import TensorSpec
 from thinwire.demo.interleaved import warmup_steps
 from thinwire.demo.settings import Contestant
-from thinwire.engine.autopilot import PLANNING_STEPS
+from thinwire.engine.autopilot import planned_after
 from thinwire.fusion.prepare import prepare
 from thinwire.plan.price import DENSE, wire_bytes
 
-FEWEST_STEPS, MOST_STEPS = 3, 48  # of a contestant in a cell
-MOST_ROUNDS = 8
+FEWEST_STEPS, MOST_STEPS = 3, 72  # of a contestant in a cell
+MOST_ROUNDS = 12
 START_S = 25.0  # processes, ten copies of the model, the corpus, and a plan
 FRAMING = 1.06  # Ethernet, IP and TCP headers
 OVERHEAD = 1.1  # what communication costs where the network is no limit: ranks share cores
@@ -64,7 +64,7 @@ def cost_of_cell(
     steps_s = {one.name: estimate_step_s(one, tensors, floor_s, hosts) for one in contestants}
     warmup_s = sum(warmup_steps(one) * steps_s[one.name] for one in contestants)
     if AUTO in steps_s and STOCK_DDP in steps_s:
-        warmup_s += PLANNING_STEPS * (steps_s[STOCK_DDP] - steps_s[AUTO])
+        warmup_s += planned_after(steps_s[STOCK_DDP], floor_s) * (steps_s[STOCK_DDP] - steps_s[AUTO])
     return CellCost(START_S + warmup_s, sum(steps_s.values()))
 
 

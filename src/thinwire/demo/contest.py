@@ -1,4 +1,4 @@
-"""Run the demo's contestants one after the other on a lab, and let somebody watch."""
+"""Run the demo's contestants on a lab, in turns, and let somebody watch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LAST_LINES = 15
 
 
 class WorkerFailed(RuntimeError):
-    """A contestant's worker ended with an error; the message ends with what it said last."""
+    """A worker ended with an error; the message ends with what it said last."""
 
 
 class Watcher(Protocol):
     """Somebody who follows the contest; called from the threads that read the workers' output."""
 
     def started(self, contestant: Contestant) -> None:
-        """The contestant's workers are being started."""
+        """The contestant's workers are being started; all contestants share them."""
 
     def event(self, contestant: Contestant, event: Event) -> None:
         """Rank 0 wrote an event."""
@@ -76,33 +76,23 @@ def line_up(workload: Workload, network: Network, compress: Sequence[str]) -> li
 
 
 def run_contest(contestants: Sequence[Contestant], network: Network, directory: Path, watcher: Watcher) -> None:
-    """Run all contestants on one network; their settings and events go to ``directory/<name>/``.
+    """Run all contestants in one job, in turns; their settings and events go to ``directory/<name>/``.
 
     Raises:
         WorkerFailed: a worker ended with an error; what was measured until then is kept.
     """
+    settings = [(directory / contestant.name / "settings.json").resolve() for contestant in contestants]
+    for contestant, path in zip(contestants, settings, strict=True):
+        contestant.save(path)
     with network.build() as lab:
         for contestant in contestants:
             watcher.started(contestant)
-            _run(contestant, lab, directory / contestant.name, watcher)
-
-
-def _run(contestant: Contestant, lab: BaseLab, directory: Path, watcher: Watcher) -> None:
-    settings = (directory / "settings.json").resolve()
-    contestant.save(settings)
-    said: dict[int, deque[str]] = {host: deque(maxlen=LAST_LINES) for host in range(lab.hosts)}
-
-    def on_line(host: int, line: str) -> None:
-        event = parse_event(line) if host == 0 else None
-        if event is None:
-            said[host].append(line)
-        else:
-            watcher.event(contestant, event)
-
-    result = lab.run([sys.executable, "-m", "thinwire.demo.train", str(settings)], on_line=on_line)
+        announcer = _Announcer(contestants, watcher, lab.hosts)
+        command = [sys.executable, "-m", "thinwire.demo.train", *map(str, settings)]
+        result = lab.run(command, on_line=announcer)
     _write_lab_event(result, directory)
     if not result.ok:
-        raise WorkerFailed(_failure(contestant, result, said))
+        raise WorkerFailed(announcer.failure(result))
 
 
 def _write_lab_event(result: LabResult, directory: Path) -> None:
@@ -116,9 +106,27 @@ def _write_lab_event(result: LabResult, directory: Path) -> None:
         )
 
 
-def _failure(contestant: Contestant, result: LabResult, said: dict[int, deque[str]]) -> str:
-    host = result.first_failure if result.first_failure is not None else 0
-    last_words = "\n".join(said[host]) or "(nothing)"
-    return (
-        f"{contestant.label}: host {host} ended with exit code {result.exit_codes[host]}; it last said:\n{last_words}"
-    )
+class _Announcer:
+    """Reads what the workers say: rank 0's events are for the watcher, the last other words for a complaint."""
+
+    def __init__(self, contestants: Sequence[Contestant], watcher: Watcher, hosts: int) -> None:
+        self._contestants = {contestant.name: contestant for contestant in contestants}
+        self._watcher = watcher
+        self._turn: Contestant | None = None
+        self._said: dict[int, deque[str]] = {host: deque(maxlen=LAST_LINES) for host in range(hosts)}
+
+    def __call__(self, host: int, line: str) -> None:
+        event = parse_event(line) if host == 0 else None
+        if event is None:
+            self._said[host].append(line)
+        elif event["kind"] == "turn":
+            self._turn = self._contestants[event["contestant"]]
+        elif self._turn is not None:
+            self._watcher.event(self._turn, event)
+
+    def failure(self, result: LabResult) -> str:
+        """For people: who, and what was said last."""
+        host = result.first_failure if result.first_failure is not None else 0
+        last_words = "\n".join(self._said[host]) or "(nothing)"
+        whose = "at the start" if self._turn is None else f"in the turn of {self._turn.label}"
+        return f"host {host} ended {whose} with exit code {result.exit_codes[host]}; it last said:\n{last_words}"

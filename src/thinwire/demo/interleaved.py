@@ -23,6 +23,7 @@ from thinwire.demo.data import load_corpus
 from thinwire.demo.ddp_hooks import POWERSGD_DENSE_STEPS
 from thinwire.demo.settings import Contestant, Workload
 from thinwire.demo.train import collective_timeout_s, train_step
+from thinwire.demo.turns import order_of_turn
 from thinwire.engine.autopilot import PLANNING_STEPS as AUTO_STEPS
 from thinwire.fusion import parse_fusion
 from thinwire.report.events import EventWriter
@@ -67,7 +68,8 @@ def take_turns(turns: Turns, contenders: list[Contender], events: EventWriter, a
     """
     corpus, steps = load_corpus(), [0] * len(contenders)
     for turn in range(turns.rounds + 1):
-        for index, (contestant, contender) in enumerate(zip(turns.contestants, contenders, strict=True)):
+        for index in order_of_turn(turn, len(contenders)):
+            contestant, contender = turns.contestants[index], contenders[index]
             length = warmup_steps(contestant) if turn == 0 else turns.steps_per_turn
             named = {"contestant": contestant.name, "warmup": turn == 0}
             dist.barrier()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from rich.console import Console
@@ -12,6 +13,21 @@ from thinwire.demo.settings import Contestant
 from thinwire.report.events import Event
 
 RECENT_STEPS = 7  # the step time shown and the ETA follow the median of these
+
+
+@dataclass
+class _Line:
+    """What a contestant's line shows."""
+
+    task: TaskID
+    recent_s: list[float] = field(default_factory=list)
+    sent_bytes: int = 0
+    evaluation: str = ""
+
+    def figures(self, event: Event, steps_left: int) -> str:
+        step_s = statistics.median(self.recent_s)
+        left = f"  {steps_left * step_s:3.0f} s left" if steps_left else ""
+        return f"loss {event['loss']:.3f}{self.evaluation}  {step_s:.2f} s/step  {self.sent_bytes / 1e6:.0f} MB{left}"
 
 
 class LiveView:
@@ -28,10 +44,7 @@ class LiveView:
             expand=True,
             refresh_per_second=5,
         )
-        self._tasks: dict[str, TaskID] = {}
-        self._recent_s: list[float] = []
-        self._sent_bytes = 0
-        self._evaluation = ""
+        self._lines: dict[str, _Line] = {}
 
     def __enter__(self) -> LiveView:
         self._progress.start()
@@ -44,23 +57,17 @@ class LiveView:
 
     def started(self, contestant: Contestant) -> None:
         """Add the contestant's line."""
-        self._recent_s, self._sent_bytes, self._evaluation = [], 0, ""
-        self._tasks[contestant.name] = self._progress.add_task(
-            contestant.label, total=contestant.workload.steps, figures="starting workers ..."
+        self._lines[contestant.name] = _Line(
+            self._progress.add_task(contestant.label, total=contestant.workload.steps, figures="starting workers ...")
         )
 
     def event(self, contestant: Contestant, event: Event) -> None:
         """Bring the contestant's line up to date."""
-        task = self._tasks[contestant.name]
+        line = self._lines[contestant.name]
         if event["kind"] == "step":
-            self._recent_s = [*self._recent_s[-RECENT_STEPS + 1 :], event["step_s"]]
-            self._sent_bytes += event["sent_bytes"]
+            line.recent_s = [*line.recent_s[-RECENT_STEPS + 1 :], event["step_s"]]
+            line.sent_bytes += event["sent_bytes"]
             steps_left = contestant.workload.steps - event["step"] - 1
-            self._progress.update(task, completed=event["step"] + 1, figures=self._figures(event, steps_left))
+            self._progress.update(line.task, completed=event["step"] + 1, figures=line.figures(event, steps_left))
         elif event["kind"] == "eval" and contestant.mode != "floor":
-            self._evaluation = f"  eval {event['loss']:.3f}"
-
-    def _figures(self, event: Event, steps_left: int) -> str:
-        step_s = statistics.median(self._recent_s)
-        left = f"  {steps_left * step_s:3.0f} s left" if steps_left else ""
-        return f"loss {event['loss']:.3f}{self._evaluation}  {step_s:.2f} s/step  {self._sent_bytes / 1e6:.0f} MB{left}"
+            line.evaluation = f"  eval {event['loss']:.3f}"

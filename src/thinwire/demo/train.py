@@ -1,6 +1,7 @@
-"""The demo's worker: ``python -m thinwire.demo.train SETTINGS.json``, once per host, rendezvous from the environment.
+"""The demo's worker: ``python -m thinwire.demo.train SETTINGS.json ...``, once per host, rendezvous from the environment.
 
-It writes ``rank<N>.jsonl`` beside its settings; rank 0 repeats its events on standard output for whoever watches.
+Contestants take turns, from one evaluation to the next. Each has a file of settings, beside which ``rank<N>.jsonl`` is
+written; rank 0 repeats all events on standard output for whoever watches.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -19,6 +22,7 @@ from thinwire.demo.contender import Contender, make_contender
 from thinwire.demo.data import Corpus, batch_starts, evaluation_starts, load_corpus, windows_at
 from thinwire.demo.model import build_model
 from thinwire.demo.settings import Contestant, Workload
+from thinwire.demo.turns import order_of_turn
 from thinwire.engine.recording import plan_event
 from thinwire.report.events import EventWriter
 
@@ -84,10 +88,11 @@ def write_header(events: EventWriter, contestant: Contestant, contender: Contend
     )
 
 
-def train(contestant: Contestant, contender: Contender, corpus: Corpus, events: EventWriter) -> None:
-    """Run all steps and evaluations of one contestant and write their events."""
+def train(contestant: Contestant, contender: Contender, corpus: Corpus, events: EventWriter) -> Iterator[None]:
+    """Run all steps and evaluations of one contestant and write their events; others may have a turn at every yield."""
     workload = contestant.workload
     elapsed_s, plan = 0.0, None
+    events.write("turn", contestant=contestant.name)
     for step in range(workload.steps):
         before = contender.counters()
         loss, step_s = train_step(contender, corpus, workload, step)
@@ -100,31 +105,50 @@ def train(contestant: Contestant, contender: Contender, corpus: Corpus, events: 
             events.write("plan", **plan_event(step + 1, plan))
         if workload.evaluates_after(step):
             events.write("eval", step=step, loss=evaluate(contender, corpus, workload), elapsed_s=elapsed_s)
+            if step + 1 < workload.steps:
+                yield
+                events.write("turn", contestant=contestant.name)
     if contender.wire is not None:
         events.write("trace", **contender.wire.trace().to_event())
     events.write("end", steps=workload.steps, elapsed_s=elapsed_s)
 
 
-def run_worker(settings: Path) -> None:
-    """Join the process group that the environment describes and train as ``settings`` says."""
-    torch.set_num_threads(1)  # one thread per host: the hosts share this machine's cores
-    contestant = Contestant.load(settings)
-    corpus = load_corpus()
-    timeout_s = collective_timeout_s(contestant)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
-    try:
-        rank = dist.get_rank()
-        with (
-            EventWriter(settings.parent / f"rank{rank}.jsonl", echo=sys.stdout if rank == 0 else None) as events,
-            make_contender(contestant, timeout_s) as contender,
-        ):
-            write_header(events, contestant, contender)
+def take_turns(runs: Sequence[Iterator[None]]) -> None:
+    """All runs to their ends; all ranks begin every turn together."""
+    over: set[int] = set()
+    turn = 0
+    while len(over) < len(runs):
+        for index in order_of_turn(turn, len(runs)):
+            if index in over:
+                continue
             dist.barrier()
-            train(contestant, contender, corpus, events)
+            if next(runs[index], over) is over:
+                over.add(index)
+        turn += 1
+
+
+def run_worker(settings: Sequence[Path]) -> None:
+    """Join the process group that the environment describes and train as each of ``settings`` says."""
+    torch.set_num_threads(1)  # one thread per host: the hosts share this machine's cores
+    contestants = [Contestant.load(path) for path in settings]
+    corpus = load_corpus()
+    timeout_s = max(collective_timeout_s(one) for one in contestants)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    rank = dist.get_rank()
+    try:
+        with ExitStack() as stack:
+            runs = []
+            for path, contestant in zip(settings, contestants, strict=True):
+                echo = sys.stdout if rank == 0 else None
+                events = stack.enter_context(EventWriter(path.parent / f"rank{rank}.jsonl", echo=echo))
+                contender = stack.enter_context(make_contender(contestant, timeout_s))
+                write_header(events, contestant, contender)
+                runs.append(train(contestant, contender, corpus, events))
+            take_turns(runs)
             dist.barrier()  # nobody leaves while another still needs it
     finally:
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    run_worker(Path(sys.argv[1]))
+    run_worker([Path(one) for one in sys.argv[1:]])

@@ -29,7 +29,6 @@ class Run:
     directory: Path
     header: Event
     ranks: Sequence[Sequence[Event]]  # rank 0 first
-    lab: Event | None = None
 
     @property
     def label(self) -> str:
@@ -164,5 +163,4 @@ def _make_run(directory: Path, logs: list[list[Event]]) -> Run | None:
     ranks = sorted((log for log in logs if log[0]["kind"] == "run"), key=lambda log: int(log[0]["rank"]))
     if not ranks:
         return None
-    lab = next((event for log in logs for event in log if event["kind"] == "lab"), None)
-    return Run(directory, ranks[0][0], ranks, lab)
+    return Run(directory, ranks[0][0], ranks)
