@@ -113,11 +113,11 @@ def _introduce(console: Console, workload: Workload, network: Network) -> None:
 
 
 def _warn_if_busy(console: Console) -> None:
-    """Contestants run one after the other: what else runs meanwhile slows some of them and not the others."""
+    """What else runs meanwhile slows some turns and not others."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > BUSY_SHARE * cores:
         console.print(
-            f"[yellow]This machine is busy (load {load:.1f} on {cores} cores): times will be noisy and unfair to some.[/]"
+            f"[yellow]This machine is busy (load {load:.1f} on {cores} cores): times will be noisy.[/]"
         )
 
 

@@ -56,10 +56,10 @@ def attach(
         optimizer: the optimizer of these parameters. With it, a step in which any rank has a NaN or Inf gradient is
             skipped on all ranks; without it such a step leaves NaN gradients, as plain DDP does.
         compress: what each gradient sends, for example ``"topk(density=0.01) | fp16"``; see ``thinwire.available()``.
-            ``"auto"``: eleven dense steps are measured, then the network and the candidates, for a few seconds; all ranks
-            then change to what is predicted to be fastest, or stay dense where nothing is faster by more than 3 %.
-            ``wire.plan`` says what and why. Steps that take longer or shorter than predicted are noticed: the network is
-            measured again, and the plan with it.
+            ``"auto"``: eight to eighteen dense steps are measured, then the network and the candidates, for a few seconds;
+            all ranks then change to what is predicted to be fastest, or stay dense where nothing is faster by more than
+            3 %. ``wire.plan`` says what and why. Steps that come to take longer or shorter are noticed, and the plan is
+            made anew.
         fuse: which gradients travel together: ``"auto"``, ``"none"``, a size such as ``"2MiB"``, or a planner that measures
             first: ``"safusion"``, ``"ssfusion"``, ``"optimal"``. With ``compress="auto"``, ``"auto"`` is planned too.
         sync: when workers synchronise; ``"every_step"`` is the only policy so far.
