@@ -116,9 +116,7 @@ def _warn_if_busy(console: Console) -> None:
     """What else runs meanwhile slows some turns and not others."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > BUSY_SHARE * cores:
-        console.print(
-            f"[yellow]This machine is busy (load {load:.1f} on {cores} cores): times will be noisy.[/]"
-        )
+        console.print(f"[yellow]This machine is busy (load {load:.1f} on {cores} cores): times will be noisy.[/]")
 
 
 def _run(console: Console, contestants: list[Contestant], network: Network, directory: Path) -> int:

@@ -26,6 +26,7 @@ from thinwire.engine.groups import Group
 from thinwire.engine.measuring import codec_costs, gradient_errors, session_cluster, session_network
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
+from thinwire.engine.step_clock import StepClock
 from thinwire.fusion import parse_fusion
 from thinwire.fusion.prepare import prepare
 from thinwire.plan.cluster import Cluster, machine_id
@@ -97,7 +98,7 @@ class Autopilot:
         self, regrouping: Regrouping, session: Session, tensors: Sequence[TensorSpec], settings: AutoSettings
     ) -> None:
         self._regrouping, self._session, self._tensors, self._settings = regrouping, session, tensors, settings
-        self._resumed_s = time.perf_counter()
+        self._clock = StepClock(session)
         self.course: Course | None = None
         self.pricer: Pricer | None = None  # rank 0's: what the newest plan was made from, to ask about other settings
         self._start()
@@ -118,11 +119,11 @@ class Autopilot:
 
     def after_step(self, groups: Sequence[Group]) -> list[Group] | None:
         """Take in the step that has just ended; the new groups if all ranks change to others now."""
-        changed = self._advance(groups, self._step_times())
+        changed = self._advance(groups, self._clock.read())
         if self.quiet:
             self._session.synchronize()  # the next step is timed from here
             self._session.meet()  # ranks may share cores: the end of this step must not slow down the next
-        self._resumed_s = time.perf_counter()
+        self._clock.resume()
         return changed
 
     def load(self, saved: str | None) -> None:
@@ -159,7 +160,7 @@ class Autopilot:
         self._enter("dense")
 
     def _enter(self, phase: Phase) -> None:
-        self._phase, self._steps = phase, 0
+        self._phase = phase
         self._session.wish = False
         self._times: list[StepTimes] = []
         if phase == "watch":
@@ -168,7 +169,6 @@ class Autopilot:
             self._session.norms.wanted = phase == "quiet" and self.course is None
 
     def _advance(self, groups: Sequence[Group], times: StepTimes) -> list[Group] | None:
-        self._steps += 1
         if self._phase == "watch":
             if self._session.wished:
                 self._reconsider()
@@ -181,9 +181,9 @@ class Autopilot:
                 return self._make_plan()
             self._time_enough([one.compute_s for one in self._times], FEWEST_QUIET_STEPS, QUIET_STEPS)
         elif self._session.wished:
-            self._dense_s = self._usual_s(self._times[WARMUP_STEPS:])
+            self._dense_s = self._clock.usual_s(self._times[WARMUP_STEPS:])
             self._enter("quiet")
-        elif self._steps >= WARMUP_STEPS:
+        elif len(self._times) >= WARMUP_STEPS:
             self._time_enough([one.step_s for one in self._times[WARMUP_STEPS:]], FEWEST_DENSE_STEPS, DENSE_STEPS)
         return None
 
@@ -192,30 +192,11 @@ class Autopilot:
         enough = len(timed_s) + 1 >= _steps_to_time(fmean(timed_s or [0.0]), fewest, most)
         self._session.wish = self._session.rank == 0 and enough
 
-    def _step_times(self) -> StepTimes:
-        now_s, ready_s = time.perf_counter(), self._session.meter.last_ready_s
-        first_s = min(ready_s.values(), default=now_s)
-        after_s = {name: at_s - first_s for name, at_s in ready_s.items()}
-        return StepTimes(first_s - self._resumed_s, after_s, now_s - self._resumed_s)
-
-    def _exchange_s(self, times: StepTimes) -> float:
-        """The part of a step that depends on the network. What a loop does between steps, now and then, is not in it.
-
-        On accelerators nobody knows at the time when a gradient was computed; there it is the whole step.
-        """
-        return times.step_s - (times.before_s if self._session.device.type == "cpu" else 0.0)
-
-    def _usual_s(self, steps: Sequence[StepTimes]) -> float:
-        """A whole step, with both parts as they usually are."""
-        exchanges_s = [self._exchange_s(one) for one in steps]
-        before_s = [one.step_s - exchange_s for one, exchange_s in zip(steps, exchanges_s, strict=True)]
-        return median(before_s) + median(exchanges_s)
-
     def _observe(self, times: StepTimes) -> None:
         """Rank 0 alone, and only if there is a network to have doubts about."""
         if self._session.rank != 0 or self._session.transport.world_size == 1:
             return
-        exchange_s = self._exchange_s(times)
+        exchange_s = self._clock.exchange_s(times)
         self._pace.add(times.step_s - exchange_s)
         self._verdict = self._watch.add(self._pace.usual_s + exchange_s - self._pace.added_s)
         self._session.wish = self._verdict != "fine"
