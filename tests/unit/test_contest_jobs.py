@@ -64,6 +64,14 @@ def test_auto_measures_dense_steps_before_it_plans() -> None:
     assert cost_of_cell(auto_alone, TENSORS, 1.0, 4).fixed_s > 9 * dense_s
 
 
+def test_slow_links_take_long_to_give_everybody_the_weights() -> None:
+    fixed_s = [
+        cost_of_cell(line_up(workload_of("small"), rate), TENSORS, 1.0, 4).fixed_s for rate in ("20mbit", "unshaped")
+    ]
+    sent_s = 2 * 9 * 32 * sum(tensor.numel for tensor in TENSORS) / 20e6
+    assert fixed_s[0] - fixed_s[1] > sent_s
+
+
 def test_sizes_fill_the_budget_and_do_not_exceed_it() -> None:
     costs = [CellCost(30.0, step_s) for step_s in (60.0, 20.0, 5.0, 1.0)]
     sizes = size_cells(costs, 1500.0)

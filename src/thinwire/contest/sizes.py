@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,12 +61,16 @@ def estimate_step_s(contestant: Contestant, tensors: Sequence[TensorSpec], floor
 def cost_of_cell(
     contestants: Sequence[Contestant], tensors: Sequence[TensorSpec], floor_s: float, hosts: int
 ) -> CellCost:
-    """Estimate one cell; the steps in which ``auto`` measures are dense."""
+    """Estimate one cell: rank 0's weights for all but the floor, the warm-up, in which ``auto`` is dense, and the steps."""
     steps_s = {one.name: estimate_step_s(one, tensors, floor_s, hosts) for one in contestants}
     warmup_s = sum(warmup_steps(one) * steps_s[one.name] for one in contestants)
     if AUTO in steps_s and STOCK_DDP in steps_s:
         warmup_s += planned_after(steps_s[STOCK_DDP], floor_s) * (steps_s[STOCK_DDP] - steps_s[AUTO])
-    return CellCost(START_S + warmup_s, sum(steps_s.values()))
+    rounds = math.ceil(math.log2(hosts))  # of a tree
+    copies = rounds * sum(one.mode != "floor" for one in contestants)
+    weight_bits = FRAMING * 32 * sum(tensor.numel for tensor in tensors)
+    weights_s = copies * weight_bits / (contestants[0].bits_per_s or UNSHAPED_BITS_PER_S)
+    return CellCost(START_S + weights_s + warmup_s, sum(steps_s.values()))
 
 
 def size_cells(costs: Sequence[CellCost], budget_s: float) -> list[Size]:
