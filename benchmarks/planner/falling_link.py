@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.planner.falling_link --out runs/falling`` trains the demo's GPT with ``compress="auto"`` on 4 hosts at
 1 Gbit/s, makes it 50 Mbit/s after 40 steps, and goes on until 30 steps after the latest plan, or for 230. The first plan
-comes after eight to eighteen steps, and the fourteen after it are a trial against dense as it was before: a link that falls during the
-trial is another experiment (``--falls-after``).
+comes after eight to eighteen steps, and the fourteen after it are a trial against dense as it was before: a link that falls
+during the trial is another experiment (``--falls-after``).
 """
 
 from __future__ import annotations

@@ -145,10 +145,15 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--steps", type=int, default=300, help="of dense; the others take a tenth more")
     parser.add_argument("--powersgd-ranks", type=int, nargs="+", default=[16])
+    parser.add_argument("--only", nargs="+", help=f"contestants by name, such as {DENSE} 2-auto (default: all)")
     args = parser.parse_args()
     console = Console()
     network = Network(hosts=args.hosts, rate=args.rate)
-    _run(line_up(args.model, args.steps, network, args.powersgd_ranks), network, args.out, console)
+    contestants = line_up(args.model, args.steps, network, args.powersgd_ranks)
+    names = [contestant.name for contestant in contestants]
+    if unknown := set(args.only or ()) - set(names):
+        parser.error(f"no contestant is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    _run([one for one in contestants if not args.only or one.name in args.only], network, args.out, console)
     runs = finished_runs(args.out)
     target = runs[DENSE].evaluations()[-1].loss
     text = markdown(outcomes(list(runs.values()), target), runs[DENSE].label)

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from thinwire.plan.watch import DRIFT, SETTLE_STEPS, TRIAL_STEPS, WINDOW_STEPS, WORST_DRIFT, Pace, Verdict, Watch
+from thinwire.plan.watch import DRIFT, SETTLE_STEPS, TRIAL_STEPS, WORST_DRIFT, Verdict, Watch
 
 
 def verdicts(watch: Watch, steps_s: Iterable[float]) -> list[Verdict]:
@@ -70,22 +70,3 @@ def test_measurements_that_change_nothing_become_rarer() -> None:
 
 def test_nothing_observed_is_as_expected() -> None:
     assert Watch(0.7, inf).observed_s == 0.7
-
-
-def paced(*steps_s: float) -> Pace:
-    pace = Pace(0.4)
-    for before_s in steps_s:
-        for _ in range(SETTLE_STEPS + WINDOW_STEPS):
-            pace.add(before_s)
-    return pace
-
-
-def test_a_slower_machine_slows_backward_too() -> None:
-    assert paced().added_s == paced(0.2).added_s == 0.0
-    assert paced(0.2, 0.3).added_s == pytest.approx(0.2)
-    assert paced(0.2, 0.3, 0.15).added_s == pytest.approx(-0.1)
-
-
-@pytest.mark.parametrize("then_s_and_now_s", [(0.2, 5.0), (0.2, 0.01), (0.0, 0.3)])
-def test_what_a_loop_does_between_steps_says_nothing_about_backward(then_s_and_now_s: tuple[float, float]) -> None:
-    assert paced(*then_s_and_now_s).added_s == 0.0

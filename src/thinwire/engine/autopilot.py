@@ -48,7 +48,7 @@ from thinwire.plan.probe import holds
 from thinwire.plan.quality import measured, requalified
 from thinwire.plan.result import Plan
 from thinwire.plan.search import Budget, Quality, choose
-from thinwire.plan.watch import Pace, Verdict, Watch
+from thinwire.plan.watch import Verdict, Watch
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class Autopilot:
         return replace(self.course, ledger=self.books.ledger.to_json()).to_text()
 
     def _start(self) -> None:
-        self.course, self._watch, self._pace = None, Watch(0.0, float("inf")), Pace(0.0)
+        self.course, self._watch = None, Watch(0.0, float("inf"))
         self._dense_s = 0.0  # a dense step, before the first plan
         self._network: Network | None = None  # as it was last measured; the same on all ranks
         self._verdict: Verdict = "fine"
@@ -196,9 +196,8 @@ class Autopilot:
         """Rank 0 alone, and only if there is a network to have doubts about."""
         if self._session.rank != 0 or self._session.transport.world_size == 1:
             return
-        exchange_s = self._clock.exchange_s(times)
-        self._pace.add(times.step_s - exchange_s)
-        self._verdict = self._watch.add(self._pace.usual_s + exchange_s - self._pace.added_s)
+        assert self.course is not None
+        self._verdict = self._watch.add(self._clock.step_s(times, self.course.before_s))
         self._session.wish = self._verdict != "fine"
 
     def _keep_books(self, groups: Sequence[Group]) -> list[Group] | None:
@@ -263,17 +262,16 @@ class Autopilot:
 
     def _course(self, plan: Plan, profile: ModelProfile) -> Course:
         """The plan with what is expected of it."""
-        before, pace = self.course, self._pace
+        before = self.course
         if before is None:
             in_use, observed_s, changed = DENSE, self._dense_s, True
         else:
-            in_use = before.plan.compress
-            observed_s = self._watch.observed_s + pace.added_s + pace.now_s - pace.usual_s
+            in_use, observed_s = before.plan.compress, self._watch.observed_s
             changed = (plan.compress, plan.fuse) != (in_use, before.plan.fuse)
         expected_s, dense_s = expectations(plan, in_use, observed_s)
         order = [tensor.fqn for tensor in profile.specs]
-        backward_s, drift = median(one.backward_s for one in self._times), self._watch.refitted(changed=changed)
-        course = Course(plan, order, backward_s, expected_s, dense_s, drift)
+        before_s = median(self._clock.before_s(one) for one in self._times)
+        course = Course(plan, order, before_s, expected_s, dense_s, drift=self._watch.refitted(changed=changed))
         if before is None or self._verdict != "dense" or not lost(before.plan, plan):
             return course
         dense_s, drift = before.dense_s, self._watch.refitted(changed=False)
@@ -302,7 +300,6 @@ class Autopilot:
         self.course = course
         tried = trial and course.plan.compress != DENSE
         self._watch = Watch(course.expected_s, course.dense_s if tried else float("inf"), course.drift)
-        self._pace = Pace(course.backward_s)
         self._verdict = "fine"
         self._enter("watch")
 

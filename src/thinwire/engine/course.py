@@ -18,7 +18,7 @@ class Course:
 
     Args:
         order: all parameter names, in the order in which their gradients are ready.
-        backward_s: on rank 0, from the first gradient to the last, without communication.
+        before_s: rank 0's part of a step before its first gradient, which does not depend on the network.
         expected_s: the step that the plan predicts, corrected by what was measured.
         dense_s: the same of dense.
         drift: how far off the steps may be, as a fraction of ``expected_s``.
@@ -27,7 +27,7 @@ class Course:
 
     plan: Plan
     order: Sequence[str]
-    backward_s: float
+    before_s: float
     expected_s: float
     dense_s: float
     drift: float = DRIFT

@@ -15,48 +15,8 @@ DRIFT = 0.15
 INEXACT = 0.25  # predictions may be off by this (docs/planner-measured.md); what is by less is taken as it was measured
 WORST_DRIFT = 0.6
 DENSE_MARGIN = 0.03
-STRANGEST_PACE = 2.0  # beyond, the loop does something else between its steps
 
 Verdict = Literal["fine", "dense", "measure"]
-
-
-@dataclass
-class Pace:
-    """How fast the machine is, compared with the first steps of a plan, by the part of a step that needs no network.
-
-    Processors are shared and change their clock: that is no reason to measure the network.
-
-    Args:
-        backward_s: from the first gradient to the last, without communication; zero where nobody knows.
-    """
-
-    backward_s: float
-    _first_s: list[float] = field(default_factory=list)
-    _recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
-
-    def add(self, before_s: float) -> None:
-        """Take in one step: the time from the end of the one before to its first gradient."""
-        if len(self._first_s) < SETTLE_STEPS + WINDOW_STEPS:
-            self._first_s.append(before_s)
-        self._recent_s.append(before_s)
-
-    @property
-    def usual_s(self) -> float:
-        """That time, as it was at first."""
-        return median(self._first_s[SETTLE_STEPS:] or self._first_s or [0.0])
-
-    @property
-    def now_s(self) -> float:
-        """And as it is by now."""
-        return median(self._recent_s or [0.0])
-
-    @property
-    def added_s(self) -> float:
-        """What backward takes longer than at first; below zero: shorter."""
-        if self.usual_s <= 0:
-            return 0.0
-        pace = self.now_s / self.usual_s
-        return (pace - 1) * self.backward_s if 1 / STRANGEST_PACE <= pace <= STRANGEST_PACE else 0.0
 
 
 @dataclass
