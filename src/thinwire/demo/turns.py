@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 
 def order_of_turn(turn: int, contestants: int) -> list[int]:
-    """Who comes when, as indices: every round begins with another one, so that nobody always follows the same."""
-    first = turn % contestants
-    return [*range(first, contestants), *range(first)]
+    """Who comes when: turn 0 as they were given, then shuffled anew each time, so that nobody always follows the same one.
+
+    It depends on the two numbers alone: all ranks take the same turns.
+    """
+    order = list(range(contestants))
+    if turn > 0:
+        random.Random(turn).shuffle(order)
+    return order
