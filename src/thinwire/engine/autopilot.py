@@ -68,7 +68,7 @@ def planned_after(dense_s: float, compute_s: float) -> int:
 
 
 def _steps_to_time(step_s: float, fewest: int, most: int) -> int:
-    return max(fewest, min(most, ceil(min(most, TIMED_S / max(step_s, 1e-9)))))
+    return max(fewest, ceil(min(most, TIMED_S / max(step_s, 1e-9))))
 
 
 @dataclass(frozen=True, kw_only=True)
