@@ -119,7 +119,7 @@ class Autopilot:
 
     def after_step(self, groups: Sequence[Group]) -> list[Group] | None:
         """Take in the step that has just ended; the new groups if all ranks change to others now."""
-        changed = self._advance(groups, self._clock.read())
+        changed = self._advance(groups, self._clock.read(gradients=self.quiet))
         if self.quiet:
             self._session.synchronize()  # the next step is timed from here
             self._session.meet()  # ranks may share cores: the end of this step must not slow down the next

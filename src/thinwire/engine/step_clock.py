@@ -1,4 +1,4 @@
-"""How long the parts of a step take on this rank: what comes before the first gradient, and what depends on the network."""
+"""How long a step takes on this rank, and how much of it lies before its first gradient."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ class StepClock:
         """A step begins: training goes on from here."""
         self._resumed_s = time.perf_counter()
 
-    def read(self) -> StepTimes:
-        """The step that has just ended."""
+    def read(self, *, gradients: bool = True) -> StepTimes:
+        """The step that has just ended.
+
+        Args:
+            gradients: also when each of them was ready, which takes time where there are many.
+        """
         now_s, ready_s = time.perf_counter(), self._session.meter.last_ready_s
         first_s = min(ready_s.values(), default=now_s)
-        after_s = {name: at_s - first_s for name, at_s in ready_s.items()}
+        after_s = {name: at_s - first_s for name, at_s in ready_s.items()} if gradients else {}
         return StepTimes(first_s - self._resumed_s, after_s, now_s - self._resumed_s)
 
     def before_s(self, times: StepTimes) -> float:

@@ -151,6 +151,14 @@ def measure_network(
     return Network(transport.world_size, wire, cpu, median(spreads))
 
 
+def holds(network: Network, transport: Transport, device: torch.device | None = None) -> bool:
+    """Whether an all-reduce still takes what its curve says. All ranks call it together and get the same answer."""
+    curve = network.wire["all_reduce"]
+    sent_bytes = max((size for size, seconds in curve.points if seconds <= CHECK_S), default=curve.points[0][0])
+    sample = _agree(_time(transport, "all_reduce", int(sent_bytes), REPEATS, device), transport, device)
+    return abs(sample.wire_s / max(curve(sample.sent_bytes), 1e-9) - 1) <= SAME_NETWORK
+
+
 def measure_codecs(specs: Sequence[str], progress: Progress = lambda done: None) -> dict[str, CodecCost]:
     """Time the compressors on this machine, one after the other."""
     costs = {}
@@ -179,14 +187,6 @@ def _sizes(largest_bytes: int) -> Iterator[int]:
         yield sent_bytes
         sent_bytes *= GROWTH
     yield sent_bytes
-
-
-def holds(network: Network, transport: Transport, device: torch.device | None = None) -> bool:
-    """Whether a message still takes what the curve says. All ranks call it together and get the same answer."""
-    kind, curve = next(iter(network.wire.items()))
-    sent_bytes = max((size for size, seconds in curve.points if seconds <= CHECK_S), default=curve.points[0][0])
-    sample = _agree(_time(transport, kind, int(sent_bytes), REPEATS, device), transport, device)
-    return abs(sample.wire_s / max(network.message_s(kind, sample.sent_bytes), 1e-9) - 1) <= SAME_NETWORK
 
 
 def _time(transport: Transport, kind: Kind, sent_bytes: int, repeats: int, device: torch.device | None) -> _Sample:
