@@ -19,7 +19,7 @@ from thinwire.plan.online import (
     lost,
     noise_over_ranks,
     profile_of_steps,
-    slowest_compute_s,
+    ready_times,
     summary,
 )
 from thinwire.plan.result import Candidate
@@ -63,21 +63,29 @@ def plan(compress: str = "int4") -> Plan:
 
 
 def test_profile_is_the_median_in_ready_order() -> None:
-    profile = profile_of_steps(TENSORS, steps(), compute_s=0.3, slowdown=2.0)
+    profile = profile_of_steps(TENSORS, ready_times(TENSORS, steps()), slowdown=2.0)
     assert [tensor.fqn for tensor in profile.specs] == ["last", "first", "unused"]
     assert [one.ready_s for one in profile.tensors] == pytest.approx([0.0, 0.2, 0.2])
-    assert profile.compute_s == pytest.approx(0.3)
+    assert (profile.forward_s, profile.backward_s) == pytest.approx((0.1, 0.2))
     assert profile.slowdown == 2.0
 
 
-def test_profile_is_stretched_to_the_slowest_rank() -> None:
-    profile = profile_of_steps(TENSORS, steps(), compute_s=0.6, slowdown=1.0)
-    assert profile.forward_s == pytest.approx(0.2)
-    assert profile.backward_s == pytest.approx(0.4)
+def test_what_the_parts_of_a_step_take_adds_up_to_the_step() -> None:
+    """Where ranks share cores a step has a long forward or a long backward: the medians of both are no step at all."""
+    long_forward, long_backward = (
+        StepTimes(0.6, {"last": 0.0, "first": 0.2}, 9.0),
+        StepTimes(0.2, {"last": 0.0, "first": 0.6}, 9.0),
+    )
+    taken = [long_forward, long_backward] * 3 + [StepTimes(0.2, {"last": 0.0, "first": 0.2}, 9.0)]
+    assert profile_of_steps(TENSORS, ready_times(TENSORS, taken), slowdown=1.0).compute_s == pytest.approx(0.8)
 
 
-def test_the_slowest_rank_of_each_step_counts() -> None:
-    assert slowest_compute_s([[1.0, 3.0, 1.0], [2.0, 1.0, 1.5]]) == 2.0
+def test_a_gradient_is_ready_when_the_last_rank_has_it() -> None:
+    """One rank has the last layer's gradient late, the other the first one's."""
+    ranks = [{"last": 0.0, "first": 0.5}, {"last": 0.2, "first": 0.3}]
+    tables = [ready_times(TENSORS, [StepTimes(0.1, ready_s, 9.0)]) for ready_s in ranks]
+    profile = profile_of_steps(TENSORS, torch.stack(tables).amax(dim=0), slowdown=1.0)
+    assert (profile.forward_s, profile.backward_s) == pytest.approx((0.3, 0.3))
 
 
 def test_a_step_without_gradients_is_all_forward() -> None:

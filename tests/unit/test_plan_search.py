@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thinwire.api  # noqa: F401  (fills the registry)
+from thinwire.comm.merge import CHEAP_COPY_BYTES
 from thinwire.core import ConfigError, TensorSpec, make
 from thinwire.fusion import Curve, TensorProfile
 from thinwire.plan import (
@@ -28,7 +30,7 @@ from thinwire.plan import (
 from thinwire.plan.collectives import Kind
 from thinwire.plan.roofline import roofline
 from thinwire.plan.roofs import Roofs
-from thinwire.plan.search import error_limit
+from thinwire.plan.search import best_fusion, error_limit
 from thinwire.plan.sweep import sweep_rates
 
 CLUSTER = Cluster(world_size=4, cores=8)
@@ -188,6 +190,29 @@ def test_bytes_do_not_depend_on_the_fusion(fuse: str) -> None:
     sent = sum(span.sent_bytes for span in price.simulated.spans if span.activity == "wire")
     agreement = 3 * (1 + LAYERS + 1)
     assert sent == pytest.approx(price.wire_bytes + agreement, rel=0.01, abs=100 * price.messages)
+
+
+def test_the_agreement_rides_along_where_copying_is_cheap() -> None:
+    """As ``comm.merge`` decides, by what is reduced, not by what its ring sends."""
+    pricer = Pricer(model(), network_of_link(FAST, 4), CODECS, CLUSTER)
+    reduced_bytes = 4 * model().elems
+    assert reduced_bytes < CHEAP_COPY_BYTES < pricer.price("dense", "64MiB").wire_bytes
+    assert pricer.price("dense", "64MiB").messages == 1
+
+
+@pytest.mark.parametrize(
+    ("step_s", "messages", "chosen"),
+    [(0.99, 1, "auto"), (0.97, 1, "64MiB"), (0.95, 9, "auto"), (0.90, 9, "64MiB"), (1.1, 1, "auto")],
+)
+def test_a_fusion_must_be_clearly_faster_than_the_default(step_s: float, messages: int, chosen: str) -> None:
+    """More so where it sends more messages than the default does, which here are four."""
+    real = Pricer(model(), network_of_link(FAST, 4), CODECS, CLUSTER).price("dense", "auto")
+    prices = {
+        "auto": replace(real, fuse="auto", step_s=1.0, messages=4),
+        "64MiB": replace(real, fuse="64MiB", step_s=step_s, messages=messages),
+    }
+    pricer = SimpleNamespace(measured=model(), price=lambda _, fuse: prices[fuse])
+    assert best_fusion(pricer, "dense", ("auto", "64MiB")).fuse == chosen  # type: ignore[arg-type]
 
 
 def test_mistakes_are_messages() -> None:

@@ -1,4 +1,4 @@
-"""Small agreements between steps, as JSON: what rank 0 has decided, or what everybody has measured."""
+"""Small agreements between steps, what rank 0 has decided, or what everybody has measured."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from thinwire.core import AllGather
+from thinwire.core import AllGather, AllReduce
 from thinwire.engine.session import Session
 
 
@@ -20,3 +21,9 @@ def gathered(session: Session, mine: Any) -> list[Any]:
 def agreed(session: Session, mine: Any) -> Any:
     """Rank 0's value; what the others give is not looked at."""
     return gathered(session, mine if session.rank == 0 else None)[0]
+
+
+def latest(session: Session, mine: Tensor) -> Tensor:
+    """Element by element the largest of all ranks. All call it at the same point."""
+    largest: Tensor = session.ask(AllReduce(mine.to(session.device), "max"))
+    return largest.cpu()

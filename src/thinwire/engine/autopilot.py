@@ -19,7 +19,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from thinwire.core import TensorSpec
-from thinwire.engine.agreeing import agreed, gathered
+from thinwire.engine.agreeing import agreed, gathered, latest
 from thinwire.engine.bookkeeping import Books
 from thinwire.engine.course import Course, read_course
 from thinwire.engine.groups import Group
@@ -40,7 +40,7 @@ from thinwire.plan.online import (
     lost,
     noise_over_ranks,
     profile_of_steps,
-    slowest_compute_s,
+    ready_times,
     summary,
 )
 from thinwire.plan.price import DENSE, Pricer
@@ -227,17 +227,17 @@ class Autopilot:
         """Measure, choose and agree; all ranks do this at the same step."""
         began_s = time.perf_counter()
         norms = self._session.norms
-        mine = {"compute_s": [one.compute_s for one in self._times], "machine": machine_id(), "sq": norms.local_sq}
-        ranks = gathered(self._session, mine)
-        compute_s = slowest_compute_s([one["compute_s"] for one in ranks])
+        ranks = gathered(self._session, {"machine": machine_id(), "sq": norms.local_sq})
+        ready_s = latest(self._session, ready_times(self._tensors, self._times))
         if len(ranks) == 1:
-            names = [tensor.fqn for tensor in self._tensors]
-            return self._change(Course(alone(compute_s, self._settings.quality), names, 0.0, compute_s, compute_s))
+            profile = profile_of_steps(self._tensors, ready_s, slowdown=1.0)
+            plan, order = alone(profile.compute_s, self._settings.quality), [one.fqn for one in profile.specs]
+            return self._change(Course(plan, order, 0.0, plan.step_s, plan.step_s))
         cluster = session_cluster(self._session, [one["machine"] for one in ranks])
         network = self._network = self._measured_network()
         course = None
         if self._session.rank == 0:  # alone, so that nobody disturbs the clock
-            profile = profile_of_steps(self._tensors, self._times, compute_s, cluster.slowdown)
+            profile = profile_of_steps(self._tensors, ready_s, cluster.slowdown)
             if self.course is None:
                 self._noise = noise_over_ranks([one["sq"] for one in ranks], norms.mean_sq)
                 self._errors = gradient_errors(self._settings.specs, self._session.gradients())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+
+import torch
+from torch import Tensor
 
 from thinwire.core import TensorSpec
 from thinwire.fusion import TensorProfile
@@ -55,28 +57,30 @@ def auto_specs(quality: Quality, *, reads_ages: bool) -> list[str]:
     return [*formats, *(FAST_SPECS if quality == "fast" and reads_ages else ())]
 
 
-def slowest_compute_s(of_ranks: Sequence[Sequence[float]]) -> float:
-    """All ranks wait for the slowest: the median over steps of the longest ``compute_s`` of any rank."""
-    return float(median(max(step) for step in zip(*of_ranks, strict=True)))
+def ready_times(tensors: Sequence[TensorSpec], steps: Sequence[StepTimes]) -> Tensor:
+    """When each gradient was ready after the beginning of its step: one row per step, one column per tensor.
+
+    A gradient that did not come is as late as the last one that did.
+    """
+    return torch.tensor([[step.before_s + step.ready_s.get(t.fqn, step.backward_s) for t in tensors] for step in steps])
 
 
-def profile_of_steps(
-    tensors: Sequence[TensorSpec], steps: Sequence[StepTimes], compute_s: float, slowdown: float
-) -> ModelProfile:
+def profile_of_steps(tensors: Sequence[TensorSpec], ready_s: Tensor, slowdown: float) -> ModelProfile:
     """The model as the pricer wants it.
 
     Args:
-        steps: of one rank, without communication next to them.
-        compute_s: what a step takes on the slowest rank; times are stretched to it.
+        ready_s: as ``ready_times`` gives it, of steps without communication next to them. Nothing can be sent before all
+            ranks have it, so these are the times of the last rank. Where ranks share cores that is not the same one for
+            all gradients, and no rank alone shows it: some compute first, and others only then.
         slowdown: of the cluster (``Cluster.slowdown``), which is in the times already.
     """
-    stretch = compute_s / max(median(step.compute_s for step in steps), 1e-9)
-    ready_s = {t: stretch * median(step.ready_s.get(t.fqn, step.backward_s) for step in steps) for t in tensors}
-    ordered = sorted(tensors, key=lambda tensor: ready_s[tensor])
+    usual_s = dict(zip(tensors, ready_s.quantile(0.5, dim=0).tolist(), strict=True))
+    ordered = sorted(tensors, key=lambda tensor: usual_s[tensor])
+    forward_s, compute_s = usual_s[ordered[0]], usual_s[ordered[-1]]
     return ModelProfile(
-        tensors=tuple(TensorProfile(tensor, ready_s[tensor]) for tensor in ordered),
-        forward_s=stretch * median(step.before_s for step in steps),
-        backward_s=stretch * median(step.backward_s for step in steps),
+        tensors=tuple(TensorProfile(tensor, usual_s[tensor] - forward_s) for tensor in ordered),
+        forward_s=forward_s,
+        backward_s=compute_s - forward_s,
         optimizer_s=0.0,  # it lies between two steps, so it is in the time before the first gradient
         flops=0.0,
         memory_bytes=0.0,

@@ -178,7 +178,7 @@ class Pricer:
                 for kind, share in entries:
                     merged[kind] = merged.get(kind, 0.0) + share * sent_bytes
         if gathered_bytes is not None:
-            kind = _carrier(rounds[0])
+            kind = _carrier(rounds[0], world_size)
             rounds[0][kind] = rounds[0].get(kind, 0.0) + gathered_bytes
         messages = tuple(tuple(self._message(kind, n) for kind, n in merged.items()) for merged in rounds)
         return GroupWork(ready_s, tuple(stages_s), messages)
@@ -192,11 +192,16 @@ class Pricer:
         return Message(self.network.message_s(kind, sent_bytes), self.network.cpu_s(kind, sent_bytes), sent_bytes)
 
 
-def _carrier(messages: Mapping[Kind, float]) -> Kind:
-    """What the agreement of the ranks travels with, as in ``comm.merge``."""
+def _carrier(messages: Mapping[Kind, float], world_size: int) -> Kind:
+    """What the agreement of the ranks travels with, as in ``comm.merge``.
+
+    Args:
+        messages: sent bytes by kind; a ring sends what it reduces nearly twice.
+    """
     if messages.get("all_to_all") and not messages.get("all_gather"):
         return "all_to_all"
-    return "all_reduce" if 0 < messages.get("all_reduce", 0.0) <= CHEAP_COPY_BYTES else "all_gather"
+    reduced_bytes = messages.get("all_reduce", 0.0) * world_size / max(2 * (world_size - 1), 1)
+    return "all_reduce" if 0 < reduced_bytes <= CHEAP_COPY_BYTES else "all_gather"
 
 
 def units_of(tensors: Sequence[TensorSpec], compressor: Compressor) -> dict[Compressor, tuple[TensorSpec, ...]]:
