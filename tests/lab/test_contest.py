@@ -8,7 +8,11 @@ from typer.testing import CliRunner
 from thinwire.cli import app
 from thinwire.contest import analysis
 from thinwire.contest.cell import load_cells
-from thinwire.lab import lab_available
+from thinwire.contest.lineup import workload_of
+from thinwire.contest.run import Job, run_job
+from thinwire.contest.sizes import Size
+from thinwire.contest.summary import summary
+from thinwire.lab import Lab, lab_available
 
 pytestmark = [
     pytest.mark.lab,
@@ -39,3 +43,15 @@ def test_a_cell_is_measured_once(tmp_path: Path) -> None:
     assert again.exit_code == 0, again.output
     assert "1 of 1 cells are done" in again.output
     assert (tmp_path / "tiny-200mbit.json").stat().st_mtime_ns == written_s
+
+
+@pytest.mark.timeout(120)
+def test_those_close_to_auto_take_more_turns() -> None:
+    """At 20 Mbit/s dense takes several times as long as ``auto``: one turn shows that."""
+    job = Job(workload_of("tiny"), "20mbit", 0, Size(rounds=1, steps_per_turn=1, seconds=0.0, close_rounds=2))
+    with Lab(2) as lab:
+        cell = run_job(job, lab, lambda: None)
+    turns = {score.contestant: len(score.turns_s) for score in cell.scores}
+    assert turns["stock DDP"] == turns["thinwire dense"] == 1
+    assert turns["floor"] == turns["thinwire auto"] == 3
+    assert "1-3 × 1" in summary([cell])

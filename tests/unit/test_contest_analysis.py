@@ -116,6 +116,12 @@ def test_drift_of_the_machine_does_not_change_ratios() -> None:
     assert analysis.regrets([drifting])[0].ratio == pytest.approx(analysis.regrets([SLOW])[0].ratio)
 
 
+def test_whoever_took_fewer_turns_is_compared_in_those() -> None:
+    auto = score(AUTO, 1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0)
+    cell = replace(SLOW, scores=(score(STOCK_DDP, 2.0, 2.0, 2.0), auto))
+    assert analysis.against_ddp([cell])[0].ratio == pytest.approx(0.5)
+
+
 def test_a_cell_without_auto_has_nothing_to_compare() -> None:
     without = replace(SLOW, scores=tuple(one for one in SLOW.scores if one.contestant != AUTO), plans=())
     assert analysis.regrets([without]) == analysis.against_ddp([without]) == []

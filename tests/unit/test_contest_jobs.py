@@ -14,6 +14,7 @@ from thinwire.contest.lineup import AUTO, FLOOR, MODELS, RATES, STOCK_DDP, line_
 from thinwire.contest.predict import DDP_FIRST_BUCKET_BYTES, ddp_buckets, predictions_s, with_codecs
 from thinwire.contest.run import Job, make_cell, plan_jobs
 from thinwire.contest.sizes import (
+    CLOSE_TURNS,
     FEWEST_STEPS,
     MOST_ROUNDS,
     MOST_STEPS,
@@ -83,6 +84,18 @@ def test_sizes_fill_the_budget_and_do_not_exceed_it() -> None:
     assert max(size.rounds for size in sizes) == MOST_ROUNDS
 
 
+def test_those_close_to_auto_have_more_turns_in_the_estimate() -> None:
+    """At 20 Mbit/s that is the floor, and whoever sends as little as ``auto`` or less; without a limit everybody."""
+    slow, fast = (cost_of_cell(line_up(workload_of("small"), rate), TENSORS, 1.0, 4) for rate in ("20mbit", "unshaped"))
+    close = [FLOOR, "DDP PowerSGD hook", ours("int4"), ours("topk(density=0.01)"), AUTO]
+    assert slow.close_step_s == pytest.approx(sum(steps_s("20mbit")[name] for name in close))
+    assert fast.close_step_s == pytest.approx(fast.step_s)
+    (size,) = size_cells([slow], 0.0)
+    assert size.close_rounds == CLOSE_TURNS - FEWEST_STEPS
+    turns_s = FEWEST_STEPS * slow.step_s + size.close_rounds * slow.close_step_s
+    assert size.seconds == pytest.approx(slow.fixed_s + turns_s)
+
+
 def test_where_nothing_fits_the_estimate_says_so() -> None:
     costs = [CellCost(30.0, 60.0)] * 3
     sizes = size_cells(costs, 10.0)
@@ -111,9 +124,9 @@ def test_time_left_learns_from_what_the_done_cells_took() -> None:
 
 def test_jobs_are_sized_as_asked() -> None:
     jobs = plan_jobs(["tiny"], ["0.2gbit", "unshaped"], 2, 60.0, rounds=3, steps=5)
-    assert [(job.rate, job.size.rounds, job.size.steps_per_turn) for job in jobs] == [
-        ("200mbit", 3, 5),
-        ("unshaped", 3, 5),
+    assert [(job.rate, job.size.rounds, job.size.steps_per_turn, job.size.close_rounds) for job in jobs] == [
+        ("200mbit", 3, 5, 0),
+        ("unshaped", 3, 5, 0),
     ]
     assert jobs[0].parameters == sum(p.numel() for p in build_model("tiny", 128, 0).parameters())
     with pytest.raises(ValueError, match="unknown model 'huge'"):

@@ -1,5 +1,6 @@
 """Turns are fair, and the same on all ranks."""
 
+from thinwire.demo.interleaved import CLOSE, close_ones
 from thinwire.demo.turns import order_of_turn
 
 
@@ -14,3 +15,8 @@ def test_nobody_always_follows_the_same_one() -> None:
     orders = [order_of_turn(turn, 10) for turn in range(1, 13)]
     before = [{order[order.index(one) - 1] for order in orders if order.index(one) > 0} for one in range(10)]
     assert min(map(len, before)) >= 4
+
+
+def test_those_who_are_far_behind_the_rival_need_no_more_turns() -> None:
+    taken_s = {"fast": [0.1, 0.1], "rival": [1.0, 9.0, 1.0], "close": [CLOSE], "far": [1.01 * CLOSE]}
+    assert close_ones(taken_s, "rival") == ["fast", "rival", "close"]

@@ -26,7 +26,10 @@ def bench_contest_command(
     ] = None,
     hosts: Annotated[int, typer.Option(help="Number of hosts.", min=2)] = 4,
     minutes: Annotated[float, typer.Option(help="Cells get as many steps as fit into this time.", min=1)] = 90,
-    rounds: Annotated[int | None, typer.Option(help="Turns of every contestant. (default: as fits)", min=1)] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Turns of every contestant. (default: as fits, and more for those close to auto)", min=1),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps per turn. (default: as fits)", min=1)] = None,
     out: Annotated[
         Path | None,
@@ -72,6 +75,7 @@ def _introduce(console: Console, jobs: list[Job], waiting: list[Job]) -> None:
     for job in waiting:
         size = job.size
         turns = f"{size.rounds} turns of {size.steps_per_turn}"
+        turns += f", {size.close_rounds} more for those close to auto" if size.close_rounds else ""
         console.print(
             f"{job.workload.model} at {job.rate}: {turns}, about {size.seconds / 60:.1f} min", highlight=False
         )

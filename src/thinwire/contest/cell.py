@@ -24,6 +24,7 @@ class Score:
 
     Args:
         turns_s: the mean step of each of its turns, in order: entry i of all contestants was measured in the same round.
+            Those who were not close to ``auto`` have fewer.
         sent_bytes: by one host in one step, as its interface counts.
         predicted_s: the step that the planner predicted before the turns; None where it makes no prediction.
     """

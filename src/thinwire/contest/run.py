@@ -16,7 +16,7 @@ import torch
 
 from thinwire.contest.cell import Cell, CellError, Score
 from thinwire.contest.floors import floor_s, make_model
-from thinwire.contest.lineup import line_up, workload_of
+from thinwire.contest.lineup import AUTO, line_up, workload_of
 from thinwire.contest.sizes import CellCost, Size, cost_of_cell, size_cells, sized
 from thinwire.core import TensorSpec
 from thinwire.demo.data import load_corpus
@@ -45,14 +45,19 @@ class Job:
     @property
     def turns(self) -> Turns:
         """What the workers are told."""
-        contestants = line_up(self.workload, self.rate)
-        return Turns(contestants=contestants, rounds=self.size.rounds, steps_per_turn=self.size.steps_per_turn)
+        return Turns(
+            contestants=line_up(self.workload, self.rate),
+            rounds=self.size.rounds,
+            steps_per_turn=self.size.steps_per_turn,
+            close_rounds=self.size.close_rounds,
+            rival=AUTO,
+        )
 
     @property
     def steps(self) -> int:
-        """Of all contestants, with their warm-up."""
+        """Of all contestants, with their warm-up, if all of them turn out to be close to ``auto``."""
         turns = self.turns
-        timed = len(turns.contestants) * turns.rounds * turns.steps_per_turn
+        timed = len(turns.contestants) * (turns.rounds + turns.close_rounds) * turns.steps_per_turn
         return timed + sum(map(warmup_steps, turns.contestants))
 
     def path(self, directory: Path) -> Path:
@@ -83,7 +88,7 @@ def plan_jobs(
     rounds: int | None = None,
     steps: int | None = None,
 ) -> list[Job]:
-    """All cells of a grid, sized to fit the budget, or as ``rounds`` and ``steps`` (per turn) say.
+    """All cells of a grid, sized to fit the budget, or as ``rounds`` (of everybody, and no more) and ``steps`` per turn say.
 
     Cells that are done already count too, so that a contest goes on with about the sizes it began with.
     """
@@ -106,7 +111,8 @@ def plan_jobs(
 
 
 def _as_asked(cost: CellCost, size: Size, rounds: int | None, steps: int | None) -> Size:
-    return sized(cost, rounds or size.rounds, steps or size.steps_per_turn)
+    close_rounds = size.close_rounds if rounds is None else 0
+    return sized(cost, rounds or size.rounds, steps or size.steps_per_turn, close_rounds)
 
 
 def _tensors(workload: Workload) -> list[TensorSpec]:

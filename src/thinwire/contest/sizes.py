@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from thinwire.contest.lineup import AUTO, SAFE_SPECS, STOCK_DDP
 from thinwire.core import TensorSpec
-from thinwire.demo.interleaved import warmup_steps
+from thinwire.demo.interleaved import CLOSE, warmup_steps
 from thinwire.demo.settings import Contestant
 from thinwire.engine.autopilot import planned_after
 from thinwire.fusion.prepare import prepare
@@ -16,6 +16,7 @@ from thinwire.plan.price import DENSE, wire_bytes
 
 FEWEST_STEPS, MOST_STEPS = 3, 72  # of a contestant in a cell
 MOST_ROUNDS = 12
+CLOSE_TURNS = 14  # of those who are about as fast as ``auto``
 START_S = 25.0  # processes, ten copies of the model, the corpus, and a plan
 FRAMING = 1.06  # Ethernet, IP and TCP headers
 OVERHEAD = 1.1  # what communication costs where the network is no limit: ranks share cores
@@ -29,19 +30,22 @@ class CellCost:
     Args:
         fixed_s: start and warm-up.
         step_s: one step of every contestant.
+        close_step_s: one step of those who are about as fast as ``auto``.
     """
 
     fixed_s: float
     step_s: float
+    close_step_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of one cell; ``seconds`` is the estimate of all of it."""
+    """Of one cell; ``seconds`` is the estimate of all of it. See ``Turns`` for the others."""
 
     rounds: int
     steps_per_turn: int
     seconds: float
+    close_rounds: int = 0
 
 
 def estimate_step_s(contestant: Contestant, tensors: Sequence[TensorSpec], floor_s: float, hosts: int) -> float:
@@ -70,7 +74,8 @@ def cost_of_cell(
     copies = rounds * sum(one.mode != "floor" for one in contestants)
     weight_bits = FRAMING * 32 * sum(tensor.numel for tensor in tensors)
     weights_s = copies * weight_bits / (contestants[0].bits_per_s or UNSHAPED_BITS_PER_S)
-    return CellCost(START_S + weights_s + warmup_s, sum(steps_s.values()))
+    close_s = sum(step_s for step_s in steps_s.values() if step_s <= CLOSE * steps_s.get(AUTO, 0.0))
+    return CellCost(START_S + weights_s + warmup_s, sum(steps_s.values()), close_s)
 
 
 def size_cells(costs: Sequence[CellCost], budget_s: float) -> list[Size]:
@@ -91,12 +96,13 @@ def size_cells(costs: Sequence[CellCost], budget_s: float) -> list[Size]:
 def _size(cost: CellCost, share_s: float) -> Size:
     steps = min(max(int(share_s / cost.step_s), FEWEST_STEPS), MOST_STEPS)
     rounds = min(steps, MOST_ROUNDS)
-    return sized(cost, rounds, steps // rounds)
+    return sized(cost, rounds, steps // rounds, CLOSE_TURNS - rounds)
 
 
-def sized(cost: CellCost, rounds: int, steps_per_turn: int) -> Size:
+def sized(cost: CellCost, rounds: int, steps_per_turn: int, close_rounds: int = 0) -> Size:
     """A cell of a given size."""
-    return Size(rounds, steps_per_turn, cost.fixed_s + rounds * steps_per_turn * cost.step_s)
+    turns_s = steps_per_turn * (rounds * cost.step_s + close_rounds * cost.close_step_s)
+    return Size(rounds, steps_per_turn, cost.fixed_s + turns_s, close_rounds)
 
 
 def seconds_left(done: Sequence[tuple[float, float]], waiting_s: Sequence[float]) -> float:

@@ -139,8 +139,10 @@ def _model_times(cells: Sequence[Cell]) -> str:
     return f"{title}\n\n{note}\n\n" + table(["contestant", *(cell.rate for cell in cells)], rows)
 
 
-def _turns(cell: Cell) -> int:
-    return len(cell.scores[0].turns_s) if cell.scores else 0
+def _turns(cell: Cell) -> str:
+    """How many turns there were: of everybody, and of those close to ``auto``."""
+    counts = sorted({len(score.turns_s) for score in cell.scores})
+    return "-".join(map(str, counts))
 
 
 def _time(cell: Cell, name: str) -> str:

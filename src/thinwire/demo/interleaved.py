@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from thinwire.report.events import EventWriter
 
 WARMUP_STEPS = 2  # connections, allocations and DDP's new buckets
 PLANNING_STEPS = 13  # until a planner has measured, planned and changed its groups
+CLOSE = 1.3
 
 # Called outside the clock, with the number of the round (0: the warm-up), whose turn it was, and where events go.
 AfterTurn = Callable[[int, Contestant, Contender, EventWriter], None]
@@ -41,11 +43,20 @@ def nothing(turn: int, contestant: Contestant, contender: Contender, events: Eve
 
 @dataclass(frozen=True, kw_only=True)
 class Turns:
-    """Who takes part, and how long a turn is."""
+    """Who takes part, and how long a turn is.
+
+    Args:
+        rounds: in which everybody takes a turn.
+        close_rounds: further ones, only of those who took at most ``CLOSE`` times as long as ``rival`` until then. Small
+            differences need many turns to be seen; large ones do not, and their turns are the long ones.
+        rival: the name of a contestant.
+    """
 
     contestants: tuple[Contestant, ...]
     rounds: int = 4
     steps_per_turn: int = 4
+    close_rounds: int = 0
+    rival: str = ""
 
     def save(self, path: Path) -> None:
         """Write the settings as JSON."""
@@ -67,8 +78,14 @@ def take_turns(turns: Turns, contenders: list[Contender], events: EventWriter, a
     early and others late; only the whole turn says how long its steps took.
     """
     corpus, steps = load_corpus(), [0] * len(contenders)
-    for turn in range(turns.rounds + 1):
+    taken_s: dict[str, list[float]] = {one.name: [] for one in turns.contestants}
+    playing = list(taken_s)
+    for turn in range(1 + turns.rounds + turns.close_rounds):
+        if turn == 1 + turns.rounds:
+            playing = _as_rank_0_sees_it(close_ones(taken_s, turns.rival))
         for index in order_of_turn(turn, len(contenders)):
+            if turns.contestants[index].name not in playing:
+                continue
             contestant, contender = turns.contestants[index], contenders[index]
             length = warmup_steps(contestant) if turn == 0 else turns.steps_per_turn
             named = {"contestant": contestant.name, "warmup": turn == 0}
@@ -81,8 +98,23 @@ def take_turns(turns: Turns, contenders: list[Contender], events: EventWriter, a
                 events.write("step", step=steps[index], loss=loss, step_s=step_s, **named, **spent)
                 steps[index] += 1
             dist.barrier()
-            events.write("turn", step_s=(time.perf_counter() - began_s) / length, **named)
+            step_s = (time.perf_counter() - began_s) / length
+            events.write("turn", step_s=step_s, **named)
+            if turn > 0:
+                taken_s[contestant.name].append(step_s)
             after_turn(turn, contestant, contender, events)
+
+
+def close_ones(taken_s: Mapping[str, Sequence[float]], rival: str) -> list[str]:
+    """Those who took at most ``CLOSE`` times as long as the rival, given their turns; the rival among them."""
+    steps_s = {name: median(turns_s) for name, turns_s in taken_s.items()}
+    return [name for name, step_s in steps_s.items() if step_s <= CLOSE * steps_s[rival]]
+
+
+def _as_rank_0_sees_it(mine: list[str]) -> list[str]:
+    verdict = [mine]
+    dist.broadcast_object_list(verdict)
+    return verdict[0]
 
 
 def warmup_steps(contestant: Contestant) -> int:
