@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,20 @@ class _Echo:
                 return Later(lambda: request.tensor)
 
 
+class _Shaped(_Echo):
+    """A token bucket: after a rest a message gets as far ahead as ``burst_s`` of sending."""
+
+    def __init__(self, bits_per_s: float, burst_s: float) -> None:
+        super().__init__()
+        self._bits_per_s, self._burst_s, self._paid_s = bits_per_s, burst_s, 0.0
+
+    def start(self, request: Request, tag: Tag) -> Pending:
+        pending, sending_s = super().start(request, tag), 8 * request.sent_bytes(self.world_size) / self._bits_per_s
+        self._paid_s = max(self._paid_s, time.monotonic() - self._burst_s) + sending_s
+        time.sleep(max(0.0, self._paid_s - time.monotonic()))
+        return pending
+
+
 @pytest.fixture(scope="module")
 def network() -> Network:
     return measure_network(Throttled(_Echo(), BITS_PER_S), largest_bytes=1 << 20, repeats=3)
@@ -71,6 +86,20 @@ def test_larger_sizes_are_left_out_once_a_message_takes_long() -> None:
 @pytest.mark.parametrize(("factor", "expected"), [(1.0, True), (0.5, False), (2.0, False)])
 def test_a_network_holds_while_its_rate_does(network: Network, factor: float, expected: bool) -> None:
     assert holds(network, Throttled(_Echo(), factor * BITS_PER_S)) == expected
+
+
+def test_what_a_shaper_lets_pass_after_a_rest_is_found() -> None:
+    """A message of 1 MB takes 0.1 s, 0.06 s after a rest."""
+    shaped = _Shaped(80e6, burst_s=0.04)
+    network = measure_network(shaped, kinds=["all_reduce"], largest_bytes=1 << 20, patience_s=0.09, repeats=3)
+    assert network.burst_s == pytest.approx(0.04, rel=0.3)
+    assert Network.from_json(network.to_json()).burst_s == network.burst_s
+
+
+def test_a_link_of_steady_rate_has_no_burst(network: Network) -> None:
+    assert network.burst_s == 0.0
+    slow = measure_network(Throttled(_Echo(), 80e6), kinds=["all_reduce"], largest_bytes=1 << 20, repeats=3)
+    assert slow.burst_s == 0.0
 
 
 def test_progress_is_told_per_size() -> None:

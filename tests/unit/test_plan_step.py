@@ -44,6 +44,20 @@ def test_messages_overlap_with_backward() -> None:
     assert simulate_groups([early], backward_s=2.0, cluster=SPARE).wait_s == 0.0
 
 
+@pytest.mark.parametrize(("rested_s", "saved_s"), [(0.0, 0.1), (0.15, 0.25), (9.0, 0.3)])
+def test_a_rested_wire_saves_a_burst(rested_s: float, saved_s: float) -> None:
+    """At most 0.3 s; also the 0.1 s until the first message count as rest."""
+    works = [GroupWork(0.1, (0.0, 0.0), ((Message(0.2),),)), GroupWork(0.1, (0.0, 0.0), ((Message(2.0),),))]
+    done = simulate_groups(works, 0.1, SPARE, burst_s=0.3, rested_s=rested_s)
+    assert done.finish_s == pytest.approx(2.3 - saved_s)
+
+
+def test_a_wire_that_rests_between_messages_saves_up_again() -> None:
+    works = [GroupWork(ready_s, (0.0, 0.0), ((Message(1.0),),)) for ready_s in (0.0, 2.0)]
+    spans = simulate_groups(works, 2.0, SPARE, burst_s=0.3, rested_s=9.0).spans
+    assert [span.seconds for span in spans if span.activity == "wire"] == pytest.approx([0.7, 0.7])
+
+
 def test_a_millisecond_of_work_costs_two_where_four_ranks_share_two_cores() -> None:
     """The figure of docs/log.md."""
     work = GroupWork(0.1, (0.001, 0.0), ((Message(0.01),),))

@@ -22,12 +22,15 @@ class Network:
         wire: seconds from start to reply.
         cpu: processor seconds of one rank in that time; kinds that are missing cost none.
         spread: relative spread of the measurements; differences below it mean nothing.
+        burst_s: what messages after a rest save in all: shapers (token buckets) let a burst pass before they slow it down,
+            and a link gets that back by resting for as long. The curves are of links that had no rest.
     """
 
     world_size: int
     wire: Mapping[Kind, Curve]
     cpu: Mapping[Kind, Curve]
     spread: float = 0.0
+    burst_s: float = 0.0
 
     def message_s(self, kind: Kind, sent_bytes: float) -> float:
         """Seconds of one message."""
@@ -48,6 +51,7 @@ class Network:
             "wire": {kind: curve.to_json() for kind, curve in self.wire.items()},
             "cpu": {kind: curve.to_json() for kind, curve in self.cpu.items()},
             "spread": self.spread,
+            "burst_s": self.burst_s,
         }
 
     @classmethod
@@ -58,6 +62,7 @@ class Network:
             wire={cast(Kind, kind): Curve.from_json(points) for kind, points in values["wire"].items()},
             cpu={cast(Kind, kind): Curve.from_json(points) for kind, points in values["cpu"].items()},
             spread=float(values["spread"]),
+            burst_s=float(values.get("burst_s", 0.0)),  # probes of earlier releases have none
         )
 
 
@@ -99,4 +104,4 @@ def network_at(network: Network, world_size: int) -> Network:
     if world_size == network.world_size:
         return network
     other = network_of_link(fit_link(network), world_size, cpu=network.cpu)
-    return Network(world_size, other.wire, other.cpu, network.spread)
+    return Network(world_size, other.wire, other.cpu, network.spread, network.burst_s)

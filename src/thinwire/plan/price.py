@@ -90,7 +90,11 @@ class Pricer:
 
     def _price(self, spec: str, fuse: str, compressor: Compressor, works: Sequence[GroupWork]) -> Price:
         profile = self.profile
-        simulated = simulate_groups(works, profile.backward_s, self.cluster)
+        # From the end of one exchange to the next backward nobody sends.
+        rested_s = profile.forward_s + profile.optimizer_s
+        simulated = simulate_groups(
+            works, profile.backward_s, self.cluster, burst_s=self.network.burst_s, rested_s=rested_s
+        )
         return Price(
             spec=spec,
             fuse=fuse,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -31,8 +31,10 @@ PATIENCE_S = 0.15  # no larger messages once one takes this long: beyond, the cu
 REPEATS = 9
 FEWEST_REPEATS = 3
 SECONDS_PER_SIZE = 0.25
-CHECK_S = 0.03  # of the message that says whether a network has changed
+CHECK_S = 0.03  # of the messages that say whether a network has changed, and whether it lets bursts pass
 SAME_NETWORK = 0.2  # it has not if that takes by less than this longer or shorter
+BURST_REPEATS = 2
+CLEAR_BURST = 0.15  # a message must be shorter by this after a rest
 
 Progress = Callable[[str], None]
 
@@ -148,7 +150,20 @@ def measure_network(
         wire[kind] = Curve.fit((one.sent_bytes, one.wire_s) for one in samples)
         cpu[kind] = Curve.fit((one.sent_bytes, one.cpu_s) for one in samples)
         spreads += [one.spread for one in samples]
-    return Network(transport.world_size, wire, cpu, median(spreads))
+    network = Network(transport.world_size, wire, cpu, median(spreads))
+    return replace(network, burst_s=_burst_s(network, transport, device))
+
+
+def _burst_s(network: Network, transport: Transport, device: torch.device | None) -> float:
+    """By how much a message is shorter after a rest as long as itself; nothing where all of them are short anyway."""
+    points = network.wire["all_reduce"].points if "all_reduce" in network.wire else ()
+    sent_bytes = next((int(size) for size, seconds in points if seconds >= CHECK_S), None)
+    if sent_bytes is None:
+        return 0.0
+    busy = _agree(_time(transport, "all_reduce", sent_bytes, BURST_REPEATS, device), transport, device)
+    rested = _time(transport, "all_reduce", sent_bytes, BURST_REPEATS, device, rest_s=busy.wire_s)
+    saved_s = busy.wire_s - _agree(rested, transport, device).wire_s
+    return saved_s if saved_s > CLEAR_BURST * busy.wire_s else 0.0
 
 
 def holds(network: Network, transport: Transport, device: torch.device | None = None) -> bool:
@@ -189,13 +204,20 @@ def _sizes(largest_bytes: int) -> Iterator[int]:
     yield sent_bytes
 
 
-def _time(transport: Transport, kind: Kind, sent_bytes: int, repeats: int, device: torch.device | None) -> _Sample:
-    """On this rank: the median of single messages, and the processor time (of all threads) of one."""
+def _time(
+    transport: Transport, kind: Kind, sent_bytes: int, repeats: int, device: torch.device | None, rest_s: float = 0.0
+) -> _Sample:
+    """On this rank: the median of single messages, and the processor time (of all threads) of one.
+
+    Args:
+        rest_s: before each of them.
+    """
     request = _request(kind, sent_bytes, transport.world_size, device)
     transport.start(request, Tag()).wait()
     seconds: list[float] = []
     cpu_began_s = time.process_time()
     for _ in range(repeats):
+        time.sleep(rest_s)
         began_s = time.perf_counter()
         transport.start(request, Tag()).wait()
         _synchronize(device)

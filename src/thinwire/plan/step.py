@@ -2,7 +2,8 @@
 
 One communication thread works off the groups in ready order: encode, start the first round, then give every older group its
 replies and start its next round, oldest first (``comm.scheduler``). Older groups also go on when half of the next group is
-ready (``engine.group_queue``). One wire carries the messages in the order in which they were started. Work of that thread,
+ready (``engine.group_queue``). One wire carries the messages in the order in which they were started, the first ones after a
+rest faster where a shaper lets bursts pass. Work of that thread,
 and of the network stack, takes processor time; where ranks share cores it delays backward (``plan.cluster``), so gradients
 are ready later than they were without communication.
 """
@@ -74,6 +75,8 @@ class _Clock:
     backward_s: float
     slowdown: float
     busy_slowdown: float
+    largest_burst_s: float
+    burst_s: float  # what the wire has saved up by resting
     thread_s: float = 0.0
     wire_free_s: float = 0.0
     delay_s: float = 0.0
@@ -101,20 +104,30 @@ class _Clock:
             stolen_s = (self.busy_slowdown - self.slowdown) * message.cpu_s if self.overlaps else 0.0
             self.delay_s += stolen_s
             began_s = max(self.thread_s, self.wire_free_s)
-            self.wire_free_s = began_s + message.wire_s + stolen_s
+            self.wire_free_s = began_s + self._on_wire_s(message, began_s - self.wire_free_s) + stolen_s
             self.spans.append(Span("wire", began_s, self.wire_free_s, live.index, int(message.sent_bytes)))
         live.arrives_s = self.wire_free_s
         live.started += 1
 
+    def _on_wire_s(self, message: Message, rested_s: float) -> float:
+        self.burst_s = min(self.burst_s + rested_s, self.largest_burst_s)
+        saved_s = min(self.burst_s, message.wire_s)
+        self.burst_s -= saved_s
+        return message.wire_s - saved_s
 
-def simulate_groups(groups: Sequence[GroupWork], backward_s: float, cluster: Cluster) -> Simulated:
+
+def simulate_groups(
+    groups: Sequence[GroupWork], backward_s: float, cluster: Cluster, *, burst_s: float = 0.0, rested_s: float = 0.0
+) -> Simulated:
     """Play one exchange.
 
     Args:
         groups: in ready order.
         backward_s: as measured without communication, with ``cluster.slowdown`` in it.
+        burst_s: what the wire saves up at most (``Network.burst_s``).
+        rested_s: how long it has had nothing to do when backward begins.
     """
-    clock = _Clock(backward_s, cluster.slowdown, cluster.busy_slowdown)
+    clock = _Clock(backward_s, cluster.slowdown, cluster.busy_slowdown, burst_s, min(burst_s, rested_s))
     live: list[_Live] = []
     has_later_rounds = any(len(work.rounds) > 1 for work in groups)
     for index, work in enumerate(groups):
