@@ -16,7 +16,7 @@ from thinwire.plan.price import DENSE, wire_bytes
 
 FEWEST_STEPS, MOST_STEPS = 3, 72  # of a contestant in a cell
 MOST_ROUNDS = 12
-CLOSE_TURNS = 14  # of those who are about as fast as ``auto``
+CLOSE_TURNS = 12  # of those who are about as fast as ``auto``
 START_S = 25.0  # processes, ten copies of the model, the corpus, and a plan
 FRAMING = 1.06  # Ethernet, IP and TCP headers
 OVERHEAD = 1.1  # what communication costs where the network is no limit: ranks share cores
