@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not lab_available()[0], reason=lab_available()[1] or "available"),
 ]
 BITS_PER_S = 50e6
+BURST_S = 8 * 256e3 / BITS_PER_S  # of the lab's shapers
 
 
 @pytest.mark.timeout(180)
@@ -32,3 +33,5 @@ def test_probe_on_the_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     # Bursts may pass a shaper; a megabyte may not.
     assert probe.network.message_s("all_reduce", 1e6) > 0.8 * 8e6 / BITS_PER_S
     assert fit_link(probe.network).bits_per_s < 1.5 * BITS_PER_S
+    assert 0.3 * BURST_S < probe.network.burst_s < 1.5 * BURST_S
+    assert "lets a burst pass" in done.output

@@ -14,7 +14,6 @@ from thinwire.contest.lineup import AUTO, FLOOR, MODELS, RATES, STOCK_DDP, line_
 from thinwire.contest.predict import DDP_FIRST_BUCKET_BYTES, ddp_buckets, predictions_s, with_codecs
 from thinwire.contest.run import Job, make_cell, plan_jobs
 from thinwire.contest.sizes import (
-    CLOSE_TURNS,
     FEWEST_STEPS,
     MOST_ROUNDS,
     MOST_STEPS,
@@ -91,7 +90,7 @@ def test_those_close_to_auto_have_more_turns_in_the_estimate() -> None:
     assert slow.close_step_s == pytest.approx(sum(steps_s("20mbit")[name] for name in close))
     assert fast.close_step_s == pytest.approx(fast.step_s)
     (size,) = size_cells([slow], 0.0)
-    assert size.close_rounds == CLOSE_TURNS - FEWEST_STEPS
+    assert size.close_rounds == MOST_ROUNDS - FEWEST_STEPS
     turns_s = FEWEST_STEPS * slow.step_s + size.close_rounds * slow.close_step_s
     assert size.seconds == pytest.approx(slow.fixed_s + turns_s)
 

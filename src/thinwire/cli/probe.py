@@ -183,6 +183,9 @@ def show(console: Console, probe: Probe, path: Path) -> None:
         highlight=False,
     )
     console.print(_network_table(probe))
+    if probe.network.burst_s > 0:
+        saved_ms = 1e3 * probe.network.burst_s
+        console.print(f"After a rest messages are up to {saved_ms:.1f} ms shorter: a shaper lets a burst pass.")
     console.print(_codec_table(probe))
     console.print(f"Probe: {path}", highlight=False, soft_wrap=True)
 

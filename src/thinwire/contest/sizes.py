@@ -15,8 +15,7 @@ from thinwire.fusion.prepare import prepare
 from thinwire.plan.price import DENSE, wire_bytes
 
 FEWEST_STEPS, MOST_STEPS = 3, 72  # of a contestant in a cell
-MOST_ROUNDS = 12
-CLOSE_TURNS = 12  # of those who are about as fast as ``auto``
+MOST_ROUNDS = 12  # all of them for those who are about as fast as ``auto``
 START_S = 25.0  # processes, ten copies of the model, the corpus, and a plan
 FRAMING = 1.06  # Ethernet, IP and TCP headers
 OVERHEAD = 1.1  # what communication costs where the network is no limit: ranks share cores
@@ -96,7 +95,7 @@ def size_cells(costs: Sequence[CellCost], budget_s: float) -> list[Size]:
 def _size(cost: CellCost, share_s: float) -> Size:
     steps = min(max(int(share_s / cost.step_s), FEWEST_STEPS), MOST_STEPS)
     rounds = min(steps, MOST_ROUNDS)
-    return sized(cost, rounds, steps // rounds, CLOSE_TURNS - rounds)
+    return sized(cost, rounds, steps // rounds, MOST_ROUNDS - rounds)
 
 
 def sized(cost: CellCost, rounds: int, steps_per_turn: int, close_rounds: int = 0) -> Size:

@@ -31,7 +31,7 @@ from thinwire.report.events import EventWriter
 
 WARMUP_STEPS = 2  # connections, allocations and DDP's new buckets
 PLANNING_STEPS = 13  # until a planner has measured, planned and changed its groups
-CLOSE = 1.3
+CLOSE = 1.3  # times a rival's step
 
 # Called outside the clock, with the number of the round (0: the warm-up), whose turn it was, and where events go.
 AfterTurn = Callable[[int, Contestant, Contender, EventWriter], None]

@@ -1,4 +1,4 @@
-"""Small agreements between steps, what rank 0 has decided, or what everybody has measured."""
+"""Small agreements between steps: what rank 0 has decided, or what everybody has measured."""
 
 from __future__ import annotations
 
