@@ -14,7 +14,8 @@ from torch import nn
 
 import thinwire
 from gloo.support import ENGINES, Case, Net, Rank, digest, error_of, loss_of, seeded, sgd, train, wrap
-from thinwire.comm import Faulty, TorchDistTransport
+from thinwire.comm import Faulty, Tag, TorchDistTransport, pairs
+from thinwire.core import AllToAll
 
 CASES: dict[str, Case] = {}
 
@@ -113,6 +114,20 @@ def _injected_failure(engine: str) -> Case:
     return run
 
 
+def missing_partner(rank: Rank) -> None:
+    """Rank 0 stays away from a long all-to-all; the others say so after their time-out, and send nothing after it."""
+    transport = TorchDistTransport(dist.new_group(timeout=datetime.timedelta(seconds=3)))
+    if rank.index == 0:
+        return
+    messages = torch.zeros((rank.world_size, pairs.FROM_BYTES), dtype=torch.uint8)
+    started_s = time.monotonic()
+    under_way = [transport.start(AllToAll(messages), Tag()) for _ in range(2)]
+    for pending in under_way:
+        assert "AllToAll failed on rank" in str(error_of(thinwire.TransportError, pending.wait))
+    assert time.monotonic() - started_s < 25
+
+
+CASES["missing partner"] = missing_partner
 for _engine in ENGINES:
     for _text in ("topk(density=0.1)", "int4", *REDUCING):
         CASES[f"out of step: {_text} [{_engine}]"] = _out_of_step(_text, _engine)

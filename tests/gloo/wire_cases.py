@@ -12,8 +12,8 @@ from torch import Tensor
 from contract.menagerie import BY_NAME, Specimen
 from contract.world import run_unit
 from gloo.support import Case, Rank, specs
-from thinwire.comm import Framed, Tag, TorchDistTransport, Transport
-from thinwire.core import Compressor, Exchange, Exchanged, Step, make
+from thinwire.comm import Framed, Tag, TorchDistTransport, Transport, pairs
+from thinwire.core import AllGather, AllToAll, Compressor, Exchange, Exchanged, Step, make
 from thinwire.feedback import with_feedback
 
 STEPS = 2
@@ -78,6 +78,29 @@ def _compare(compressor: Compressor, got: Exchanged, expected: Exchanged, world_
             assert torch.equal(one, other)
 
 
+def long_messages(rank: Rank, world: int) -> None:
+    """All-to-alls that go pair by pair, several under way at once, between short ones; and gathers of both lengths."""
+    group = _group(world)
+    if rank.index >= world:
+        return
+    transport = TorchDistTransport(group)
+    lengths = [1, pairs.FROM_BYTES - 1, pairs.FROM_BYTES, 2 * pairs.PIECE_BYTES + 1]
+
+    def message(source: int, target: int, length: int) -> Tensor:
+        generator = torch.Generator().manual_seed(100 * source + target)
+        return torch.randint(0, 256, (length,), dtype=torch.uint8, generator=generator)
+
+    rows = [torch.stack([message(rank.index, target, length) for target in range(world)]) for length in lengths]
+    scattered = [transport.start(AllToAll(row), Tag()) for row in (*rows, *rows)]
+    gathered = [transport.start(AllGather(row[0].contiguous()), Tag()) for row in rows]
+    for pending, length in zip(scattered, (*lengths, *lengths), strict=True):
+        for source, got in enumerate(pending.wait()):
+            assert torch.equal(got, message(source, rank.index, length)), (length, source)
+    for pending, length in zip(gathered, lengths, strict=True):
+        for source, got in enumerate(pending.wait()):
+            assert torch.equal(got, message(source, 0, length)), (length, source)
+
+
 def _case(text: str, world_size: int) -> Case:
     return lambda rank: reproduces_simulator(with_feedback(make(text)), rank, world_size)
 
@@ -87,6 +110,11 @@ def _is_runnable(text: str, world_size: int) -> bool:
     return "hierarchical" not in text or world_size == 4
 
 
+def _long_messages(world_size: int) -> Case:
+    return lambda rank: long_messages(rank, world_size)
+
+
 for _world_size in (1, 2, 3, 4):
+    CASES[f"{_world_size} ranks: long messages"] = _long_messages(_world_size)
     for _text in (text for text in specs() if _is_runnable(text, _world_size)):
         CASES[f"{_world_size} ranks: {_text}"] = _case(_text, _world_size)

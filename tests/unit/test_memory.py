@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from thinwire.core import memory
 from thinwire.core.memory import IDLE_STEPS, SMALL_BYTES, Pool, recycling
@@ -83,3 +85,25 @@ def test_results_are_as_torchs(recycled: bool) -> None:
         assert torch.equal(memory.cat(parts, dim=1), torch.cat(parts, dim=1))
         assert torch.equal(memory.zeros((5, ELEMS)), torch.zeros(5, ELEMS))
         assert torch.equal(memory.padded(parts[0][0], 2000), torch.nn.functional.pad(parts[0][0], (0, 1300)))
+
+
+def test_neighbours_are_joined_without_a_copy() -> None:
+    whole = torch.arange(10.0)
+    joined = memory.joined([whole[1:3], whole[3:7].view(2, 2), whole[7:8]])
+    assert joined is not None
+    assert joined.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert joined.data_ptr() == whole[1:].data_ptr()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(lambda x: [x[:3], x[4:]], id="a gap"),
+        pytest.param(lambda x: [x[3:], x[:3]], id="another order"),
+        pytest.param(lambda x: [x[:3], x[3:].clone()], id="other memory"),
+        pytest.param(lambda x: [x[:3], x[3:].view(torch.int32)], id="another dtype"),
+        pytest.param(lambda x: [x[:2], x[2:8].view(3, 2).t()], id="not contiguous"),
+    ],
+)
+def test_others_are_not_joined(parts: Callable[[Tensor], list[Tensor]]) -> None:
+    assert memory.joined(parts(torch.arange(10.0))) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire.comm import simulate
-from thinwire.comm.merge import CHEAP_COPY_BYTES, AnyOf, merge
+from thinwire.comm.merge import AnyOf, merge
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Exchange, Exchanged, Request
 
 Ask = Callable[[int, int], Request]  # rank, length
@@ -114,11 +114,32 @@ def test_flags_of_any_rank_ride_along(kinds: tuple[str, ...]) -> None:
     assert [len(requests) for requests in sent] == [len(kinds) + extra] * 3
 
 
-def test_flags_do_not_make_large_tensors_be_copied() -> None:
+def _reduced_with_flags(x: Tensor, room: Tensor | None) -> Sequence[Request]:
     def dense() -> Generator[Request, Any, Any]:
-        return (yield AllReduce(torch.zeros(CHEAP_COPY_BYTES // 4 + 1)))
+        return (yield AllReduce(x))
 
     def agree() -> Generator[AnyOf, Any, Any]:
-        return (yield AnyOf(torch.tensor([1], dtype=torch.uint8)))
+        return (yield AnyOf(torch.tensor([1, 0], dtype=torch.uint8), room))
 
-    assert [type(request) for request in next(merge([dense(), agree()]))] == [AllReduce, AllGather]
+    return next(merge([dense(), agree()]))
+
+
+def test_flags_behind_a_tensor_travel_with_it_without_a_copy() -> None:
+    buffer = torch.arange(8.0)
+    (request,) = _reduced_with_flags(buffer[:5], buffer[5:])
+    assert isinstance(request, AllReduce)
+    assert request.tensor.data_ptr() == buffer.data_ptr()
+    assert request.tensor.tolist() == [0, 1, 2, 3, 4, 1, 0]
+
+
+@pytest.mark.parametrize("room", [None, torch.zeros(3)])
+def test_what_travels_does_not_depend_on_where_memory_lies(room: Tensor | None) -> None:
+    (request,) = _reduced_with_flags(torch.arange(5.0), room)
+    assert isinstance(request, AllReduce)
+    assert request.tensor.tolist() == [0, 1, 2, 3, 4, 1, 0]
+
+
+def test_flags_do_not_make_very_large_tensors_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.comm.merge.MOST_COPIED_BYTES", 400)
+    kinds = [[type(request) for request in _reduced_with_flags(torch.zeros(n), None)] for n in (100, 101)]
+    assert kinds == [[AllReduce], [AllReduce, AllGather]]

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thinwire.api  # noqa: F401  (fills the registry)
-from thinwire.comm.merge import CHEAP_COPY_BYTES
 from thinwire.core import ConfigError, TensorSpec, make
 from thinwire.fusion import Curve, TensorProfile
 from thinwire.plan import (
@@ -192,12 +191,15 @@ def test_bytes_do_not_depend_on_the_fusion(fuse: str) -> None:
     assert sent == pytest.approx(price.wire_bytes + agreement, rel=0.01, abs=100 * price.messages)
 
 
-def test_the_agreement_rides_along_where_copying_is_cheap() -> None:
+def test_the_agreement_rides_along_where_copying_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``comm.merge`` decides, by what is reduced, not by what its ring sends."""
     pricer = Pricer(model(), network_of_link(FAST, 4), CODECS, CLUSTER)
     reduced_bytes = 4 * model().elems
-    assert reduced_bytes < CHEAP_COPY_BYTES < pricer.price("dense", "64MiB").wire_bytes
     assert pricer.price("dense", "64MiB").messages == 1
+    monkeypatch.setattr("thinwire.plan.price.MOST_COPIED_BYTES", reduced_bytes)
+    assert pricer.price("dense", "64MiB").messages == 1
+    monkeypatch.setattr("thinwire.plan.price.MOST_COPIED_BYTES", reduced_bytes - 1)
+    assert pricer.price("dense", "64MiB").messages == 2
 
 
 @pytest.mark.parametrize(

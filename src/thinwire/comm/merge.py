@@ -19,14 +19,20 @@ from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Requ
 from thinwire.core.side_by_side import Asked, Asking, Round, side_by_side
 
 Merged = Generator[tuple[Request, ...], Any, list[Any]]
-CHEAP_COPY_BYTES = 4 << 20  # copying this much to make room for flags takes less time than one more message
+MOST_COPIED_BYTES = 64 << 20  # flags travel with no longer reduction: where there is no room behind it, it is copied
 
 
 @dataclass(frozen=True, eq=False)
 class AnyOf:
-    """Which of the ``flags`` (uint8, 0 or 1) are set on any rank; the reply is a bool tensor. Only within ``merge``."""
+    """Which of the ``flags`` (uint8, 0 or 1) are set on any rank; the reply is a bool tensor. Only within ``merge``.
+
+    Args:
+        room: fp32 memory of at least as many elements that may be overwritten. If it lies behind a tensor that is reduced
+            in the same round, the flags travel with that without a copy.
+    """
 
     flags: Tensor
+    room: Tensor | None = None
 
 
 def merge(exchanges: Sequence[Asking]) -> Merged:
@@ -53,7 +59,7 @@ def _ask(asked: Asked) -> Round:
 
 
 def _carried(asked: AnyOf, wanted: Sequence[tuple[int, Request | AnyOf]]) -> Request:
-    """Flags as part of what is sent anyway, where that is cheap; all ranks decide alike, by kinds and sizes."""
+    """Flags as part of what is sent anyway; all ranks decide alike, by kinds and sizes, wherever their memory lies."""
     flags, others = asked.flags, [r for _, r in wanted if not isinstance(r, AnyOf) and r.groups is None]
     if any(isinstance(r, AllGather) and not r.varying for r in others):
         return AllGather(flags)
@@ -61,7 +67,9 @@ def _carried(asked: AnyOf, wanted: Sequence[tuple[int, Request | AnyOf]]) -> Req
         if isinstance(other, AllToAll):
             return AllToAll(flags.expand(other.messages.shape[0], -1))
     sums = [r for r in others if isinstance(r, AllReduce) and r.op in ("mean", "sum") and r.tensor.is_floating_point()]
-    if sums and sum(r.tensor.nbytes for r in sums) <= CHEAP_COPY_BYTES:
+    if sums and sum(r.tensor.nbytes for r in sums) <= MOST_COPIED_BYTES:
+        if asked.room is not None and sums[0].tensor.dtype is asked.room.dtype:
+            return AllReduce(asked.room[: flags.numel()].copy_(flags), sums[0].op)
         return AllReduce(flags.to(sums[0].tensor.dtype), sums[0].op)
     return AllGather(flags)
 
@@ -99,8 +107,9 @@ def _join(batch: Sequence[Request]) -> Request:
         return first
     match first:
         case AllReduce():
-            whole = memory.cat([r.tensor.reshape(-1) for r in batch])  # type: ignore[union-attr]
-            return replace(first, tensor=whole)
+            tensors = [r.tensor.reshape(-1) for r in batch]  # type: ignore[union-attr]
+            whole = memory.joined(tensors)
+            return replace(first, tensor=memory.cat(tensors) if whole is None else whole)
         case AllGather():
             return replace(first, message=_aligned([r.message for r in batch]))  # type: ignore[union-attr]
         case AllToAll():

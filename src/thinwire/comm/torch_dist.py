@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.comm import pairs
 from thinwire.comm.transport import Later, Pending, Tag
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request, TransportError, memory
 from thinwire.core.request import Groups, alone
@@ -38,6 +39,8 @@ class TorchDistTransport:
         self.rank = dist.get_rank(self.group)
         self.world_size = dist.get_world_size(self.group)
         self._parts: dict[Groups, TorchDistTransport | None] = {}
+        self._has_gloo = "gloo" in dist.get_backend(self.group)
+        self._last_pairs: pairs.PairwiseAllToAll | None = None
 
     def start(self, request: Request, tag: Tag) -> Pending:
         try:
@@ -80,10 +83,7 @@ class TorchDistTransport:
             case AllGather():
                 return self._all_gather(request.message)
             case AllToAll():
-                messages = request.messages
-                reply = memory.empty(messages.shape, messages.dtype, messages.device)
-                work = dist.all_to_all_single(reply, messages, group=self.group, async_op=True)
-                return Later(lambda: _after(work, reply))
+                return self._all_to_all(request.messages)
             case Broadcast():
                 source = dist.get_global_rank(self.group, request.source) if self.group else request.source
                 work = dist.broadcast(request.tensor, source, group=self.group, async_op=True)
@@ -116,12 +116,27 @@ class TorchDistTransport:
 
         return Later(finish)
 
-    def _all_gather(self, message: Tensor) -> Later:
+    def _is_gloo(self, tensor: Tensor) -> bool:
+        return self._has_gloo and tensor.device.type == "cpu"
+
+    def _all_to_all(self, messages: Tensor) -> Pending:
+        reply = memory.empty(messages.shape, messages.dtype, messages.device)
+        if self._is_gloo(messages) and messages[0].nbytes >= pairs.FROM_BYTES and self.world_size > 2:
+            self._last_pairs = pairs.PairwiseAllToAll(messages.contiguous(), reply, self.group, self._last_pairs)
+            return self._last_pairs
+        work = dist.all_to_all_single(reply, messages.contiguous(), group=self.group, async_op=True)
+        return Later(lambda: _after(work, reply))
+
+    def _all_gather(self, message: Tensor) -> Pending:
+        if self._is_gloo(message) and message.nbytes < pairs.FROM_BYTES:
+            # gloo gathers around a ring, and each hop has to wake a rank; sent to everybody at once there is one hop.
+            pending = self._all_to_all(message.reshape(1, -1).expand(self.world_size, -1))
+            return Later(lambda: list(pending.wait()))
         out = memory.empty((self.world_size, message.numel()), message.dtype, message.device)
         work = _all_gather(out.view(-1), message.contiguous(), group=self.group, async_op=True)
         return Later(lambda: list(_after(work, out)))
 
-    def _all_gather_varying(self, message: Tensor) -> Later:
+    def _all_gather_varying(self, message: Tensor) -> Pending:
         """First the lengths, then messages padded to the longest; nothing is split evenly by assumption."""
         length = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)
         lengths = self._all_gather(length)

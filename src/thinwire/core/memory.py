@@ -114,6 +114,19 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.cat(list(tensors), dim=dim, out=empty(shape, first.dtype, first.device))
 
 
+def joined(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Tensors that lie one behind the other in the same memory as one flat tensor, without a copy; None: they do not."""
+    first = tensors[0]
+    end, storage = first.data_ptr(), first.untyped_storage().data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != end or not tensor.is_contiguous() or tensor.dtype is not first.dtype:
+            return None
+        if tensor.untyped_storage().data_ptr() != storage:
+            return None
+        end += tensor.nbytes
+    return first.as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
+
+
 def padded(x: Tensor, numel: int) -> Tensor:
     """``x`` (flat) followed by zeros, ``numel`` elements in all; ``x`` itself where nothing is missing."""
     if x.numel() == numel:

@@ -11,26 +11,44 @@ from thinwire.core import memory
 from thinwire.engine.groups import Unit
 
 
-def flatten(
-    unit: Unit, tensors: Mapping[str, Tensor], *, in_place: bool = False, buffer: Tensor | None = None
-) -> Tensor:
-    """The unit as one flat fp32 buffer that the exchange may overwrite.
+def flatten(unit: Unit, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The unit as one flat fp32 tensor of its own.
 
     Args:
         tensors: gradients, or whatever else has the shapes of the parameters, by name; a missing one counts as zeros.
+    """
+    return lay_out(unit, tensors)[0]
+
+
+def lay_out(
+    unit: Unit,
+    tensors: Mapping[str, Tensor],
+    *,
+    in_place: bool = False,
+    buffer: Tensor | None = None,
+    room: int = 0,
+) -> tuple[Tensor, Tensor | None]:
+    """The unit as one flat fp32 tensor that the exchange may overwrite, and the free memory behind it, if there is any.
+
+    Args:
+        tensors: as in ``flatten``.
         in_place: tensors that lie one behind the other in memory may be overwritten instead of copied.
-        buffer: where to put them; some may be in their places in it already.
+        buffer: where to put them, longer by some room; some may be in their places in it already.
+        room: elements to keep free behind a buffer that is made here.
     """
     parts = [tensors.get(tensor.fqn) for tensor in unit.spec.tensors]
-    joined = _joined(parts, unit.spec.numel) if in_place and buffer is None else None
+    numel = unit.spec.numel
+    joined = _neighbours(parts) if in_place and buffer is None else None
     made = joined if buffer is None else buffer
     if made is not None and made.is_cuda:  # on the training stream, and used on this one
         made.record_stream(torch.cuda.current_stream())
     if joined is not None:
-        return joined
-    flat = memory.empty(unit.spec.numel, device=unit.spec.tensors[0].device) if buffer is None else buffer
+        return joined, None
+    if buffer is None:
+        buffer = memory.empty(numel + room, device=unit.spec.tensors[0].device)
+    flat = buffer[:numel]
     _gather(parts, flat, unit.spec.sizes)
-    return flat
+    return flat, buffer[numel:]
 
 
 @torch.no_grad()
@@ -64,21 +82,11 @@ def _fill(place: Tensor, part: Tensor | None) -> None:
         place.view(part.shape).copy_(part)
 
 
-def _joined(parts: Sequence[Tensor | None], numel: int) -> Tensor | None:
+def _neighbours(parts: Sequence[Tensor | None]) -> Tensor | None:
     """The parts as one tensor without a copy, where they are neighbours in memory.
 
     So they are if the user zeroes gradients instead of dropping them: the means of a step are views of one buffer, and
     backward then accumulates into them.
     """
-    first = parts[0]
-    if first is None or first.dtype != torch.float32:
-        return None
-    end = first.data_ptr()
-    storage = first.untyped_storage().data_ptr()
-    for part in parts:
-        if part is None or not part.is_contiguous() or part.dtype != torch.float32 or part.data_ptr() != end:
-            return None
-        if part.untyped_storage().data_ptr() != storage:
-            return None
-        end += part.nbytes
-    return first.detach().as_strided((numel,), (1,))
+    present = [part.detach() for part in parts if part is not None and part.dtype == torch.float32]
+    return memory.joined(present) if len(present) == len(parts) else None

@@ -51,7 +51,7 @@ class GroupQueue:
     ) -> None:
         self._session, self._steering, self._in_place = session, steering, in_place
         self._write, self._used = write, used
-        self._slots = Slots()
+        self._slots = Slots(session.agreement_numel)
         self.use(steering.groups())
 
     def use(self, groups: list[Group]) -> None:

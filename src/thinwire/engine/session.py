@@ -18,7 +18,7 @@ from thinwire.comm.merge import AnyOf, Merged, merge
 from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
 from thinwire.compressors.host import stop_worker
 from thinwire.core import AllGather, Compressor, DesyncError, Exchanged, Request, State, Step, TensorSpec
-from thinwire.engine.flat import flatten
+from thinwire.engine.flat import flatten, lay_out
 from thinwire.engine.groups import Group, Unit
 from thinwire.engine.importance import importance
 from thinwire.engine.meter import Meter
@@ -27,6 +27,7 @@ from thinwire.engine.received import Ages, aged_elems, check_ages
 from thinwire.engine.states import StateStore
 
 SETUP_GROUP = FIRST_RESERVED_GROUP
+_SIGNATURE_BITS = 32
 
 WriteMean = Callable[[TensorSpec, Tensor], None]
 
@@ -129,14 +130,18 @@ class Session:
             used: with the last group of a step, and only then: for each of the model's tensors, whether this rank has a
                 gradient for it.
             in_place: gradients that lie one behind the other in memory may be overwritten instead of copied.
-            buffers: of units whose gradients are, in part, in their places already.
+            buffers: of units whose gradients are, in part, in their places already; each with ``agreement_numel`` elements
+                more than the unit.
         """
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
 
         def prepare() -> Merged:
-            flat = [flatten(unit, gradients, in_place=in_place, buffer=buffers.get(unit)) for unit in group.units]
-            units = [self._exchange(unit, x, scale) for unit, x in zip(group.units, flat, strict=True)]
-            return merge(units if used is None else [*units, self._agree(used)])
+            room = 0 if used is None else self.agreement_numel
+            laid_out = [
+                lay_out(unit, gradients, in_place=in_place, buffer=buffers.get(unit), room=room) for unit in group.units
+            ]
+            units = [self._exchange(unit, x, scale) for unit, (x, _) in zip(group.units, laid_out, strict=True)]
+            return merge(units if used is None else [*units, self._agree(used, laid_out[-1][1])])
 
         def done(results: list[Any]) -> None:
             if used is not None:
@@ -175,17 +180,25 @@ class Session:
         step = Step(self.step, unit.spec, self.rank, self._world_size, self.seed, weights, matters)
         return unit.compressor.exchange(x, self.states.of(unit), step)
 
-    def _agree(self, used: Sequence[bool]) -> Generator[AnyOf, Any, list[bool]]:
+    @property
+    def agreement_numel(self) -> int:
+        """How many flags the ranks agree on in a step."""
+        return 2 + len(self._names) + 2 * _SIGNATURE_BITS
+
+    def _agree(self, used: Sequence[bool], room: Tensor | None) -> Generator[AnyOf, Any, list[bool]]:
         """What is true on any rank of: not finite, a wish, and each tensor used.
 
         Reductions have no header by which ranks that have lost step are found out, so the bits of a signature go along,
         and their opposites: where both are set, two ranks differ.
+
+        Args:
+            room: free memory behind the gradients that the flags travel with.
         """
         assert len(used) == len(self._names)
         bits = self._signature_bits()
         mine = [not self._finite, self.wish, *used]
         flags = torch.tensor([*mine, *bits, *(not bit for bit in bits)], dtype=torch.uint8)
-        anywhere: list[bool] = (yield AnyOf(flags.to(self.device))).tolist()
+        anywhere: list[bool] = (yield AnyOf(flags.to(self.device), room)).tolist()
         word, ones, zeros = anywhere[: len(mine)], anywhere[len(mine) : -len(bits)], anywhere[-len(bits) :]
         if any(one and zero for one, zero in zip(ones, zeros, strict=True)):
             expected = f"those of this rank at step {self.step}"
@@ -195,7 +208,7 @@ class Session:
     def _signature_bits(self) -> list[bool]:
         # Only of what the training thread does not change while groups are under way.
         digest = zlib.crc32(f"{self._config}/{self.step}".encode())
-        return [bool(digest >> bit & 1) for bit in range(32)]
+        return [bool(digest >> bit & 1) for bit in range(_SIGNATURE_BITS)]
 
     def end_step(self, done: Callable[[bool, list[bool]], None]) -> Ticket:
         """Finish the step once all its groups have.

@@ -19,9 +19,14 @@ SMALL_ELEMS = 1 << 16
 
 
 class Slots:
-    """The places of a step's gradients."""
+    """The places of a step's gradients.
 
-    def __init__(self) -> None:
+    Args:
+        room: elements to keep free behind the last place of each buffer.
+    """
+
+    def __init__(self, room: int = 0) -> None:
+        self._room = room
         self._pool = memory.Pool()
         self._unit_of: dict[str, tuple[Unit, int]] = {}
         self._slots: dict[Unit, tuple[Tensor, ...]] = {}
@@ -46,8 +51,9 @@ class Slots:
         unit, index = self._unit_of[name]
         if unit not in self._slots:
             with memory.recycling(self._pool):
-                whole = memory.empty(unit.spec.numel, device=gradient.device)
-            self.buffers[unit], self._slots[unit] = whole, whole.split(unit.spec.sizes)
+                whole = memory.empty(unit.spec.numel + self._room, device=gradient.device)
+            self.buffers[unit] = whole
+            self._slots[unit] = whole[: unit.spec.numel].split(unit.spec.sizes)
         return self._slots[unit][index].view(gradient.shape).copy_(gradient.detach())
 
     def clear(self) -> None:

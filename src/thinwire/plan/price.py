@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from thinwire.comm.merge import CHEAP_COPY_BYTES
+from thinwire.comm.merge import MOST_COPIED_BYTES
 from thinwire.compressors.dense import Dense
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
 from thinwire.fusion import Curve, Groups, Profile, TensorProfile, first_half, parse_fusion
@@ -205,7 +205,7 @@ def _carrier(messages: Mapping[Kind, float], world_size: int) -> Kind:
     if messages.get("all_to_all") and not messages.get("all_gather"):
         return "all_to_all"
     reduced_bytes = messages.get("all_reduce", 0.0) * world_size / max(2 * (world_size - 1), 1)
-    return "all_reduce" if 0 < reduced_bytes <= CHEAP_COPY_BYTES else "all_gather"
+    return "all_reduce" if 0 < reduced_bytes <= MOST_COPIED_BYTES else "all_gather"
 
 
 def units_of(tensors: Sequence[TensorSpec], compressor: Compressor) -> dict[Compressor, tuple[TensorSpec, ...]]:
