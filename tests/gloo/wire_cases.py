@@ -84,7 +84,7 @@ def long_messages(rank: Rank, world: int) -> None:
     if rank.index >= world:
         return
     transport = TorchDistTransport(group)
-    lengths = [1, pairs.FROM_BYTES - 1, pairs.FROM_BYTES, 2 * pairs.PIECE_BYTES + 1]
+    lengths = [1, 32 << 10, pairs.FROM_BYTES - 1, pairs.FROM_BYTES, 2 * pairs.PIECE_BYTES + 1]
 
     def message(source: int, target: int, length: int) -> Tensor:
         generator = torch.Generator().manual_seed(100 * source + target)

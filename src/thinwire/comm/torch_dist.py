@@ -20,6 +20,7 @@ from thinwire.core.request import Groups, alone
 
 # Renamed in torch 2.13; the old name warns there, the new one is missing before.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_SHORT_BYTES = 32 << 10  # of a message of which the hops cost more than the bytes
 _ROLL_CALL = timedelta(seconds=10)
 _OPS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -128,7 +129,7 @@ class TorchDistTransport:
         return Later(lambda: _after(work, reply))
 
     def _all_gather(self, message: Tensor) -> Pending:
-        if self._is_gloo(message) and message.nbytes < pairs.FROM_BYTES:
+        if self._is_gloo(message) and message.nbytes <= _SHORT_BYTES:
             # gloo gathers around a ring, and each hop has to wake a rank; sent to everybody at once there is one hop.
             pending = self._all_to_all(message.reshape(1, -1).expand(self.world_size, -1))
             return Later(lambda: list(pending.wait()))
