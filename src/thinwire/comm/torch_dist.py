@@ -131,7 +131,8 @@ class TorchDistTransport:
     def _all_gather(self, message: Tensor) -> Pending:
         if self._is_gloo(message) and message.nbytes <= _SHORT_BYTES:
             # gloo gathers around a ring, and each hop has to wake a rank; sent to everybody at once there is one hop.
-            pending = self._all_to_all(message.reshape(1, -1).expand(self.world_size, -1))
+            copies = memory.empty((self.world_size, message.numel()), message.dtype, message.device)
+            pending = self._all_to_all(copies.copy_(message.reshape(1, -1)))
             return Later(lambda: list(pending.wait()))
         out = memory.empty((self.world_size, message.numel()), message.dtype, message.device)
         work = _all_gather(out.view(-1), message.contiguous(), group=self.group, async_op=True)
