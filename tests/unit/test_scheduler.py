@@ -14,6 +14,7 @@ import torch
 from sim.threads import ThreadedWorld
 from thinwire.comm import Scheduler, Tag, Ticket
 from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
+from thinwire.comm.transport import Later
 from thinwire.core import AllReduce, DesyncError, Request, TransportError
 
 Rounds = Generator[tuple[Request, ...], Any, Any]
@@ -63,6 +64,49 @@ def test_groups_go_on_between_submissions(scheduler: Scheduler, order: list[Tag]
         scheduler.advance()
     scheduler.flush().wait(5)
     assert [(tag.group, tag.round) for tag in order] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+class _HeldBack:
+    """Replies to the first group of the second step only once the third group of it has been started."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self) -> None:
+        self._third = threading.Event()
+
+    def start(self, request: Request, tag: Tag) -> Later:
+        if (tag.step, tag.group) == (1, 2):
+            self._third.set()
+
+        def reply() -> torch.Tensor:
+            if (tag.step, tag.group) == (1, 0):
+                assert self._third.wait(5), "the third group was kept back by the first one's last reply"
+            assert isinstance(request, AllReduce)
+            return request.tensor
+
+        return Later(reply)
+
+
+def test_a_last_reply_keeps_no_group_back() -> None:
+    scheduler = Scheduler(_HeldBack())
+    for step in range(2):
+        for group in range(3):
+            scheduler.submit(partial(rounds, 1), lambda _: None, step=step, group=group)
+        scheduler.flush().wait(10)
+    scheduler.close()
+
+
+@pytest.mark.parametrize("counts", [(1, 3), (3, 1), (2, 2)])
+def test_other_rounds_than_in_the_step_before_are_run_to_their_end(
+    scheduler: Scheduler, counts: tuple[int, ...]
+) -> None:
+    results: list[Any] = []
+    for step, count in enumerate(counts):
+        for group in range(3):
+            scheduler.submit(partial(rounds, count, float(group)), results.append, step=step, group=group)
+        scheduler.flush().wait(5)
+    expected = [[float(group)] * count for count in counts for group in range(3)]
+    assert sorted(results) == sorted(expected)
 
 
 def test_rounds_are_those_of_the_last_step(scheduler: Scheduler) -> None:

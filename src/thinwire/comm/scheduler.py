@@ -7,7 +7,8 @@ completion callback; with several buckets on gloo the ranks interleave different
 The order is a wavefront. When group i is submitted, its first round is started; then every older group still under way, the
 oldest first, gets its replies and starts its next round. So group i+1 is encoded and on the wire while group i is being
 decoded, and methods of several rounds overlap with each other. ``advance`` does the second half of that between two
-submissions. ``flush`` ends a step: it runs all groups to their end.
+submissions. A group in what was its last round in the step before is passed over: it has nothing more to start, and waiting
+for its replies would only keep the next group back. ``flush`` ends a step: it runs all groups to their end.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ class Scheduler:
         self._queue: queue.SimpleQueue[_Job | _Advance | _Flush | None] = queue.SimpleQueue()
         self._live: list[_Job] = []
         self._rounds = 0
+        self._took: dict[int, int] = {}  # rounds of each group when it was last exchanged; the same on all ranks
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="thinwire-comm", daemon=True)
         self._thread.start()
@@ -180,12 +182,15 @@ class Scheduler:
             if isinstance(item, _Flush):
                 self._end(item)
                 continue
-            older = list(self._live)
+            older = self._with_more_to_start()
             if isinstance(item, _Job):
                 self._guarded(self._begin, item)
             for job in older:
                 self._guarded(self._resume, job)
         self._drain()
+
+    def _with_more_to_start(self) -> list[_Job]:
+        return [job for job in self._live if job.rounds != self._took.get(job.tag.group)]
 
     def _end(self, flush: _Flush) -> None:
         self._drain()
@@ -202,7 +207,7 @@ class Scheduler:
 
     def _drain(self) -> None:
         while self._live:
-            for job in list(self._live):
+            for job in self._with_more_to_start() or list(self._live):
                 self._guarded(self._resume, job)
 
     def _guarded(self, advance: Callable[[_Job], None], job: _Job) -> None:
@@ -250,6 +255,7 @@ class Scheduler:
         try:
             requests = job.exchange.send(replies)
         except StopIteration as stop:
+            self._took[job.tag.group] = job.rounds
             job.done(stop.value)
             self._leave(job, None)
             return

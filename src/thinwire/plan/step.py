@@ -1,11 +1,11 @@
 """The step simulator: thinwire's scheduler on paper.
 
 One communication thread works off the groups in ready order: encode, start the first round, then give every older group its
-replies and start its next round, oldest first (``comm.scheduler``). Older groups also go on when half of the next group is
-ready (``engine.group_queue``). One wire carries the messages in the order in which they were started, the first ones after a
-rest faster where a shaper lets bursts pass. Work of that thread,
-and of the network stack, takes processor time; where ranks share cores it delays backward (``plan.cluster``), so gradients
-are ready later than they were without communication.
+replies and start its next round, oldest first, but not where the last round is under way (``comm.scheduler``). Older groups
+also go on when half of the next group is ready (``engine.group_queue``). One wire carries the messages in the order in which
+they were started, the first ones after a rest faster where a shaper lets bursts pass. Work of that thread, and of the network
+stack, takes processor time; where ranks share cores it delays backward (``plan.cluster``), so gradients are ready later than
+they were without communication.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ class _Live:
     work: GroupWork
     started: int = 0  # rounds
     arrives_s: float = 0.0
+
+    @property
+    def has_more_to_start(self) -> bool:
+        return self.started < len(self.work.rounds)
 
 
 @dataclass
@@ -133,17 +137,17 @@ def simulate_groups(
     for index, work in enumerate(groups):
         if has_later_rounds and work.half_s is not None:
             clock.thread_s = max(clock.thread_s, work.half_s + clock.delay_s)
-            _resume(list(live), live, clock)
+            _resume(_with_more_to_start(live), live, clock)
         clock.thread_s = max(clock.thread_s, work.ready_s + clock.delay_s)
         group = _Live(index, work)
-        older = list(live)
+        older = _with_more_to_start(live)
         clock.compute(work.stages_s[0], group)
         if work.rounds:
             clock.send(work.rounds[0], group)
             live.append(group)
         _resume(older, live, clock)
     while live:
-        _resume(list(live), live, clock)
+        _resume(_with_more_to_start(live) or list(live), live, clock)
     end_s = clock.backward_s + clock.delay_s
     spans = (Span("backward", 0.0, end_s), *clock.spans)
     finish_s = max(end_s, clock.thread_s)
@@ -152,11 +156,15 @@ def simulate_groups(
     return Simulated(spans, end_s, finish_s)
 
 
+def _with_more_to_start(live: Sequence[_Live]) -> list[_Live]:
+    return [group for group in live if group.has_more_to_start]
+
+
 def _resume(chosen: Sequence[_Live], live: list[_Live], clock: _Clock) -> None:
     for group in chosen:
         clock.thread_s = max(clock.thread_s, group.arrives_s)
         clock.compute(group.work.stages_s[group.started], group)
-        if group.started < len(group.work.rounds):
+        if group.has_more_to_start:
             clock.send(group.work.rounds[group.started], group)
         else:
             live.remove(group)
