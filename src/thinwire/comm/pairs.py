@@ -1,8 +1,9 @@
 """A long all-to-all, one partner after another.
 
 gloo's own all-to-all talks to everybody at once, and on a slow link long messages then get in each other's way: from half a
-megabyte per pair on it took 1.4 to 1.7 times as long as the bytes need (``docs/log.md``). Here each rank sends to one rank and receives from one other in each phase, which is how MPI libraries
-do it. The phases of one exchange are driven by a thread of its own, so that they go on while other groups are encoded.
+megabyte per pair on it took 1.4 to 1.7 times as long as the bytes need (``docs/log.md``). Here each rank sends to one rank
+and receives from one other in each phase, which is how MPI libraries do it. The phases of one exchange are driven by a thread
+of its own, so that they go on while other groups are encoded.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 FROM_BYTES = 256 << 10  # per pair; below, talking to all at once is as fast and takes less processor time
-PIECE_BYTES = 256 << 10  # a phase carries no more: with longer ones, slow links took up to 15 % longer
+PIECE_BYTES = 256 << 10  # a phase carries no more: with longer ones, slow links took up to a quarter longer
 
 
 class PairwiseAllToAll:
