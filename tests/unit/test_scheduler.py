@@ -89,11 +89,13 @@ class _HeldBack:
 
 def test_a_last_reply_keeps_no_group_back() -> None:
     scheduler = Scheduler(_HeldBack())
+    results: list[Any] = []
     for step in range(2):
         for group in range(3):
-            scheduler.submit(partial(rounds, 1), lambda _: None, step=step, group=group)
+            scheduler.submit(partial(rounds, 1), results.append, step=step, group=group)
         scheduler.flush().wait(10)
     scheduler.close()
+    assert results == [[1.0]] * 6
 
 
 @pytest.mark.parametrize("counts", [(1, 3), (3, 1), (2, 2)])
