@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire.comm import simulate
-from thinwire.comm.merge import AnyOf, merge
+from thinwire.comm.merge import merge
+from thinwire.comm.riding import AnyOf
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Exchange, Exchanged, Request
 
 Ask = Callable[[int, int], Request]  # rank, length
@@ -140,6 +141,6 @@ def test_what_travels_does_not_depend_on_where_memory_lies(room: Tensor | None) 
 
 
 def test_flags_do_not_make_very_large_tensors_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.comm.merge.MOST_COPIED_BYTES", 400)
+    monkeypatch.setattr("thinwire.comm.riding.MOST_COPIED_BYTES", 400)
     kinds = [[type(request) for request in _reduced_with_flags(torch.zeros(n), None)] for n in (100, 101)]
     assert kinds == [[AllReduce], [AllReduce, AllGather]]

@@ -33,6 +33,7 @@ from thinwire.core import AllGather, AllToAll, DesyncError, Reply, Request, memo
 _MAGIC = b"TWM1"
 _HEADER = struct.Struct("<4sIIIQQI4x")
 HEADER_BYTES = _HEADER.size
+assert HEADER_BYTES == memory.HEADROOM_BYTES
 
 
 class Framed:
@@ -48,37 +49,51 @@ class Framed:
 
     def start(self, request: Request, tag: Tag) -> Pending:
         if isinstance(request, AllGather):
-            framed: Request = replace(request, message=self._frame(request.message[None], tag)[0])
+            whole = self._frame(request.message[None], request.room, tag)
+            framed: Request = replace(request, message=whole[0], room=None)
         elif isinstance(request, AllToAll):
-            framed = replace(request, messages=self._frame(request.messages, tag))
+            framed = replace(request, messages=self._frame(request.messages, request.room, tag), room=None)
         else:
             return self.inner.start(request, tag)
         pending = self.inner.start(framed, tag)
         ranks = range(self.world_size) if request.groups is None else request.groups.own
         return Later(lambda: self._open(pending.wait(), ranks, tag))
 
-    def _frame(self, bodies: Tensor, tag: Tag) -> Tensor:
+    def _frame(self, bodies: Tensor, room: Tensor | None, tag: Tag) -> Tensor:
         """Each row behind its header."""
         length = bodies.shape[1]
-        headers = b"".join(_HEADER.pack(_MAGIC, *tag, self.config, length, kernels.crc32(body)) for body in bodies)
-        table = torch.frombuffer(bytearray(headers), dtype=torch.uint8).view(-1, HEADER_BYTES)
-        return memory.cat([table.to(bodies.device), bodies], dim=1)
+        headers = b"".join(self._header(tag, length, crc) for crc in kernels.crc32_rows(bodies))
+        table = torch.frombuffer(bytearray(headers), dtype=torch.uint8).view(-1, HEADER_BYTES).to(bodies.device)
+        if room is None:
+            return memory.cat([table, bodies], dim=1)
+        room[:, :HEADER_BYTES] = table
+        return room
+
+    def _header(self, tag: Tag, length: int, crc: int) -> bytes:
+        return _HEADER.pack(_MAGIC, *tag, self.config, length, crc)
 
     def _open(self, messages: Reply, ranks: Sequence[int], tag: Tag) -> Reply:
+        """The bodies; messages of equal length come, and go, as one matrix."""
         # In a group of one an all-to-all gives back all its rows, whoever they were meant for.
         senders = ranks if len(ranks) > 1 else [ranks[0]] * len(messages)
-        return [self._check(message, rank, tag) for rank, message in zip(senders, messages, strict=True)]
+        if isinstance(messages, Tensor):
+            return self._check(messages, senders, tag)
+        return [self._check(one[None], [rank], tag)[0] for rank, one in zip(senders, messages, strict=True)]
 
-    def _check(self, message: Tensor, rank: int, tag: Tag) -> Tensor:
-        if message.numel() < HEADER_BYTES:
-            raise DesyncError("length", rank=rank, got=message.numel(), expected=f">= {HEADER_BYTES}", where=str(tag))
-        body = message[HEADER_BYTES:]
-        got = _HEADER.unpack(bytes(message[:HEADER_BYTES].cpu().numpy()))
-        expected = (_MAGIC, *tag, self.config, body.numel(), kernels.crc32(body))
-        for field, one, other in zip(_FIELDS, got, expected, strict=True):
-            if one != other:
+    def _check(self, messages: Tensor, senders: Sequence[int], tag: Tag) -> Tensor:
+        """The rows without their headers; raises if they do not begin with what all ranks must have sent."""
+        length = messages.shape[1] - HEADER_BYTES
+        if length < 0:
+            at_least = f">= {HEADER_BYTES}"
+            raise DesyncError("length", rank=senders[0], got=messages.shape[1], expected=at_least, where=str(tag))
+        headers, bodies = messages[:, :HEADER_BYTES].cpu().contiguous(), messages[:, HEADER_BYTES:]
+        arrived = _HEADER.iter_unpack(headers.numpy().data)
+        for rank, got, crc in zip(senders, arrived, kernels.crc32_rows(bodies), strict=True):
+            expected = (_MAGIC, *tag, self.config, length, crc)
+            if got != expected:
+                field, one, other = next(row for row in zip(_FIELDS, got, expected, strict=True) if row[1] != row[2])
                 raise DesyncError(field, rank=rank, got=one, expected=other, where=str(tag))
-        return body
+        return bodies
 
 
 _FIELDS = ("magic", "step", "group", "round", "config", "length", "checksum")

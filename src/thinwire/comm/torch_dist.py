@@ -132,11 +132,10 @@ class TorchDistTransport:
         if self._is_gloo(message) and message.nbytes <= _SHORT_BYTES:
             # gloo gathers around a ring, and each hop has to wake a rank; sent to everybody at once there is one hop.
             copies = memory.empty((self.world_size, message.numel()), message.dtype, message.device)
-            pending = self._all_to_all(copies.copy_(message.reshape(1, -1)))
-            return Later(lambda: list(pending.wait()))
+            return self._all_to_all(copies.copy_(message.reshape(1, -1)))
         out = memory.empty((self.world_size, message.numel()), message.dtype, message.device)
         work = _all_gather(out.view(-1), message.contiguous(), group=self.group, async_op=True)
-        return Later(lambda: list(_after(work, out)))
+        return Later(lambda: _after(work, out))
 
     def _all_gather_varying(self, message: Tensor) -> Pending:
         """First the lengths, then messages padded to the longest; nothing is split evenly by assumption."""

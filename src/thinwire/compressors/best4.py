@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from thinwire.compressors.shared.agreed import ONE_PER_TENSOR
-from thinwire.compressors.shared.blockwise import FewBits, shard_elems, sharded_mean, split_message
+from thinwire.compressors.shared.blockwise import FewBits, shard_elems, sharded_mean
+from thinwire.compressors.shared.coders import Coder, split_message
 from thinwire.core import (
     AllReduce,
     Compressor,
@@ -86,7 +87,7 @@ class Best4(FewBits):
 
 
 @dataclass(frozen=True)
-class _MixedCoder:
+class _MixedCoder(Coder):
     """Every block on the grid of its tensor; all ranks know which, so only codes and scales travel."""
 
     grid: Tensor

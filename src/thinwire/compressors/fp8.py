@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinwire.compressors.shared import agreed
-from thinwire.compressors.shared.blockwise import FewBits, average_shard, rows, shard_elems, share_shards
+from thinwire.compressors.shared.blockwise import FewBits, average_shard, shard_elems, share_shards
+from thinwire.compressors.shared.coders import Coder, to_rows
 from thinwire.core import (
     AllToAll,
     Compressor,
@@ -23,6 +24,7 @@ from thinwire.core import (
     State,
     Step,
     UnitSpec,
+    memory,
     register,
 )
 from thinwire.precision import Encoded, WireFormat, fp8, wire_format
@@ -94,7 +96,8 @@ class Fp8(FewBits):
         """The first round: every row ends with one flag per tensor that its scale has become too large."""
         sent = coder.encode(x, 0, step.generator("sent", per_rank=True) if self.stochastic else None)
         flags = coder.scales.outgrown.to(torch.uint8)
-        flagged = torch.cat([rows(sent, step.world_size), flags.expand(step.world_size, -1)], dim=1)
+        messages = to_rows(sent, step.world_size)[:, memory.HEADROOM_BYTES :]
+        flagged = torch.cat([messages, flags.expand(step.world_size, -1)], dim=1)
         received = yield AllToAll(flagged)
         parts = [message.split([message.numel() - flags.numel(), flags.numel()]) for message in received]
         return sent, [codes for codes, _ in parts], torch.stack([raised for _, raised in parts]).amax(dim=0) > 0
@@ -116,7 +119,7 @@ class Fp8(FewBits):
         ]
 
 
-class _TensorCoder:
+class _TensorCoder(Coder):
     """fp8 under one scale per tensor, known to all."""
 
     def __init__(self, scales: agreed.TensorScales, variant: fp8.Variant, padded_elems: int) -> None:

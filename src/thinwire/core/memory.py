@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+HEADROOM_BYTES = 40  # of a message, kept free for the header that a transport may put before it
 SMALL_BYTES = 4096  # below this the C allocator's own free lists are as fast
 IDLE_STEPS = 50  # blocks unused for so long are given back
 _CPU = torch.device("cpu")
@@ -99,6 +100,11 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32, device
     if pool is None or device.type != "cpu" or nbytes < SMALL_BYTES:
         return torch.empty(sizes, dtype=dtype, device=device)
     return pool.take(nbytes).view(dtype).view(sizes)
+
+
+def with_headroom(rows: int, length: int, device: torch.device = _CPU) -> Tensor:
+    """Rows of ``length`` bytes with anything in them, behind ``HEADROOM_BYTES`` free ones each."""
+    return empty((rows, HEADROOM_BYTES + length), torch.uint8, device)
 
 
 def zeros(shape: int | Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device = _CPU) -> Tensor:

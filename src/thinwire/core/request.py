@@ -12,6 +12,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from thinwire.core import memory
+
 Op = Literal["mean", "sum", "max", "min"]
 Reply = Tensor | Sequence[Tensor]
 
@@ -66,11 +68,20 @@ class AllGather:
     """Give every rank everybody's ``message`` (bytes); the reply is one message per rank.
 
     With ``varying`` the lengths may differ between ranks, at the price of one small message more.
+
+    Args:
+        room: the message in memory of ``memory.with_headroom``, where a header can be put before it without a copy.
     """
 
     message: Tensor
     varying: bool = False
     groups: Groups | None = None
+    room: Tensor | None = None
+
+    @classmethod
+    def of(cls, room: Tensor) -> AllGather:
+        """What lies in memory of ``memory.with_headroom(1, ...)``."""
+        return cls(room[0, memory.HEADROOM_BYTES :], room=room)
 
     def sent_bytes(self, world_size: int) -> int:
         return (_talking(self.groups, world_size) - 1) * self.message.nbytes
@@ -86,10 +97,19 @@ class AllToAll:
     """Send row ``i`` of ``messages`` (world_size × bytes) to rank ``i``; row ``j`` of the reply came from rank ``j``.
 
     With ``groups``, row ``i`` goes to the i-th rank of the group.
+
+    Args:
+        room: as of ``AllGather``.
     """
 
     messages: Tensor
     groups: Groups | None = None
+    room: Tensor | None = None
+
+    @classmethod
+    def of(cls, room: Tensor) -> AllToAll:
+        """What lies in memory of ``memory.with_headroom(world_size, ...)``."""
+        return cls(room[:, memory.HEADROOM_BYTES :], room=room)
 
     def sent_bytes(self, world_size: int) -> int:
         return (_talking(self.groups, world_size) - 1) * self.messages.shape[1]

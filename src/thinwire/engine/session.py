@@ -14,7 +14,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport
-from thinwire.comm.merge import AnyOf, Merged, merge
+from thinwire.comm.merge import Merged, merge
+from thinwire.comm.riding import AnyOf
 from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
 from thinwire.compressors.host import stop_worker
 from thinwire.core import AllGather, Compressor, DesyncError, Exchanged, Request, State, Step, TensorSpec

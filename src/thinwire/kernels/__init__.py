@@ -18,6 +18,7 @@ from thinwire.kernels.codings import (
     ValueCoding,
     bank_layout,
     crc32,
+    crc32_rows,
     pack_bits,
     pack_indices,
     pack_narrow_indices,
@@ -30,9 +31,10 @@ from thinwire.kernels.codings import (
 )
 from thinwire.kernels.dispatch import backend, kernels_for
 from thinwire.kernels.thresholds import EstimateMethod
-from thinwire.kernels.types import Quantized, Selected
+from thinwire.kernels.types import Bits, Quantized, Selected
 
 __all__ = [
+    "Bits",
     "EstimateMethod",
     "IndexCoding",
     "NarrowLayout",
@@ -45,8 +47,11 @@ __all__ = [
     "bank_topk",
     "compensate",
     "crc32",
+    "crc32_rows",
+    "decode_rows",
     "ef_threshold_pack",
     "ef_topk",
+    "encode_rows",
     "estimate_thresholds",
     "int4_decode",
     "int4_encode",
@@ -61,6 +66,7 @@ __all__ = [
     "scatter_mean",
     "segment_amax",
     "segment_moments",
+    "sum_rows",
     "unpack_bits",
     "unpack_indices",
     "unpack_narrow_indices",
@@ -229,6 +235,31 @@ def int4_decode(
     out = _decode_target(codes, numel, out, accumulate)
     check.codes_and_scales(codes, scales, (numel + 1) // 2, -(-numel // check.block_size(block)), out, int4=True)
     kernels_for(out.device.type).int4_decode(codes, scales, block, weight, out, accumulate)
+    return out
+
+
+def encode_rows(
+    x: Tensor, messages: Tensor, *, bits: Bits, block: int, out: Tensor | None = None
+) -> tuple[Tensor, bool]:
+    """`x` in equal parts, one per row of `messages` (uint8): codes of `bits`, then scales, as `int4_encode` and
+    `int8_encode` write them. The rounding error, and whether all was finite."""
+    x, _, out = check.unit(x, None, out)
+    check.rows(messages, x.numel() // max(len(messages), 1), bits, check.block_size(block), x)
+    return out, kernels_for(x.device.type).encode_rows(bits, x, block, messages, out)
+
+
+def decode_rows(messages: Tensor, out: Tensor, *, bits: Bits, block: int) -> Tensor:
+    """The values of all rows that `encode_rows` wrote, one row behind the other."""
+    numel = out.numel() // max(len(messages), 1)
+    check.rows(messages, numel, bits, check.block_size(block), check.writable_fp32(out, len(messages) * numel, "out"))
+    kernels_for(out.device.type).decode_rows(bits, messages, block, out)
+    return out
+
+
+def sum_rows(messages: Tensor, out: Tensor, *, bits: Bits, block: int, weight: float = 1.0) -> Tensor:
+    """The sum over the rows of `weight` times their values, added in the order of the rows."""
+    check.rows(messages, out.numel(), bits, check.block_size(block), check.writable_fp32(out, out.numel(), "out"))
+    kernels_for(out.device.type).sum_rows(bits, messages, block, weight, out)
     return out
 
 

@@ -8,6 +8,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from thinwire.kernels.rows import SCALE_DTYPES, row_bytes
+from thinwire.kernels.types import Bits
+
 MAX_ELEMS = 2**31 - 1
 
 
@@ -113,6 +116,25 @@ def codes_and_scales(
                 f"{name}: got {tensor.dtype} with {tensor.numel()} elements, expected contiguous {dtype} with {count}"
             )
         on_device(tensor, out, name)
+
+
+def rows(messages: Tensor, numel: int, bits: Bits, block: int, like: Tensor) -> None:
+    """Refuse a matrix whose rows are not as long as `numel` values and their scales are, or do not begin where they may."""
+    expected = row_bytes(bits, numel, block)
+    if messages.dtype is not torch.uint8 or messages.dim() != 2 or messages.shape[1] != expected or not len(messages):
+        raise ValueError(
+            f"messages: got {messages.dtype} of shape {tuple(messages.shape)}, expected rows of {expected} bytes "
+            f"(uint8), for {numel} values each"
+        )
+    if numel % block:
+        raise ValueError(f"messages: got rows of {numel} values, expected whole blocks of {block}")
+    alignment = SCALE_DTYPES[bits].itemsize
+    if messages.stride(1) != 1 or messages.data_ptr() % alignment or messages.stride(0) % alignment:
+        raise ValueError(
+            f"messages: got rows {messages.stride()} bytes apart, expected neighbouring bytes and rows that begin at a "
+            f"multiple of {alignment} bytes, for the scales behind the codes"
+        )
+    on_device(messages, like, "messages")
 
 
 def sparse_payloads(payloads: Sequence[tuple[Tensor, Tensor]], out: Tensor) -> None:

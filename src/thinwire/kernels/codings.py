@@ -162,6 +162,13 @@ def crc32(x: Tensor) -> int:
     return kernels_for(x.device.type).crc32(flat.view(torch.uint8)) if flat.numel() else 0
 
 
+def crc32_rows(rows: Tensor) -> list[int]:
+    """The CRC-32 of each row of a matrix of bytes; rows may lie apart in memory."""
+    if rows.dtype is not torch.uint8 or rows.dim() != 2 or rows.stride(1) != 1:
+        raise ValueError(f"rows: got {rows.dtype} of shape {tuple(rows.shape)}, expected a matrix of bytes, row by row")
+    return kernels_for(rows.device.type).crc32_rows(rows) if rows.numel() else [0] * len(rows)
+
+
 def _narrow_layout(parts: list[tuple[Tensor, Tensor, Tensor, int]]) -> NarrowLayout:
     """Repeat base, stride and limit of each row or bank for each entry it keeps."""
     repeated = [

@@ -16,11 +16,13 @@ from thinwire.kernels.reference_codings import (
     bitmap_pack,
     bitmap_unpack,
     crc32,
+    crc32_rows,
     delta16_pack,
     delta16_unpack,
     pack_bits,
     unpack_bits,
 )
+from thinwire.kernels.rows import Rows
 from thinwire.kernels.types import Quantized, Selected
 
 __all__ = [
@@ -33,10 +35,13 @@ __all__ = [
     "compensate",
     "count_ages",
     "crc32",
+    "crc32_rows",
+    "decode_rows",
     "delta16_pack",
     "delta16_unpack",
     "ef_threshold_pack",
     "ef_topk",
+    "encode_rows",
     "int4_decode",
     "int4_encode",
     "int8_decode",
@@ -46,6 +51,7 @@ __all__ = [
     "scatter_mean",
     "segment_amax",
     "segment_moments",
+    "sum_rows",
     "unpack_bits",
 ]
 
@@ -165,6 +171,10 @@ def int4_decode(codes: Tensor, scales: Tensor, block: int, weight: float, out: T
     """The nibbles minus 8, then as `int8_decode`."""
     unpacked = torch.stack((codes & 15, codes >> 4), dim=1).flatten()[: out.numel()].to(torch.int8) - _INT4_ZERO
     int8_decode(unpacked, scales.to(torch.float32), block, weight, out, accumulate)
+
+
+_ROWS = Rows({4: int4_encode, 8: int8_encode}, {4: int4_decode, 8: int8_decode})
+encode_rows, decode_rows, sum_rows = _ROWS.encode_rows, _ROWS.decode_rows, _ROWS.sum_rows
 
 
 def segment_amax(x: Tensor, offsets: tuple[int, ...]) -> Tensor:

@@ -84,3 +84,8 @@ def _check_ascending(indices: Tensor, numel: int) -> None:
 def crc32(data: Tensor) -> int:
     """zlib's CRC-32 of bytes."""
     return zlib.crc32(data.cpu().numpy().data)
+
+
+def crc32_rows(rows: Tensor) -> list[int]:
+    """The CRC-32 of each row of bytes."""
+    return [crc32(row) for row in rows.cpu()]

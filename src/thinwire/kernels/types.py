@@ -1,8 +1,10 @@
 """What the kernels return."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
+
+Bits = Literal[4, 8]  # per value, where values share scales
 
 
 class Selected(NamedTuple):

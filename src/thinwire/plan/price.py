@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from thinwire.comm.merge import MOST_COPIED_BYTES
+from thinwire.comm.riding import MOST_COPIED_BYTES, MOST_RIDING_BYTES
 from thinwire.compressors.dense import Dense
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
 from thinwire.fusion import Curve, Groups, Profile, TensorProfile, first_half, parse_fusion
@@ -181,6 +181,7 @@ class Pricer:
             for merged, entries in zip(rounds, cost.rounds, strict=False):
                 for kind, share in entries:
                     merged[kind] = merged.get(kind, 0.0) + share * sent_bytes
+        rounds = [_with_riders(merged, world_size) for merged in rounds]
         if gathered_bytes is not None:
             kind = _carrier(rounds[0], world_size)
             rounds[0][kind] = rounds[0].get(kind, 0.0) + gathered_bytes
@@ -200,12 +201,27 @@ def _carrier(messages: Mapping[Kind, float], world_size: int) -> Kind:
     """What the agreement of the ranks travels with, as in ``comm.merge``.
 
     Args:
-        messages: sent bytes by kind; a ring sends what it reduces nearly twice.
+        messages: sent bytes by kind.
     """
     if messages.get("all_to_all") and not messages.get("all_gather"):
         return "all_to_all"
-    reduced_bytes = messages.get("all_reduce", 0.0) * world_size / max(2 * (world_size - 1), 1)
-    return "all_reduce" if 0 < reduced_bytes <= MOST_COPIED_BYTES else "all_gather"
+    return "all_reduce" if 0 < _reduced_bytes(messages, world_size) <= MOST_COPIED_BYTES else "all_gather"
+
+
+def _with_riders(messages: Mapping[Kind, float], world_size: int) -> dict[Kind, float]:
+    """Short sums as part of an all-to-all, as in ``comm.riding``."""
+    reduced_bytes = _reduced_bytes(messages, world_size)
+    if not messages.get("all_to_all") or not 0 < world_size * reduced_bytes <= MOST_RIDING_BYTES:
+        return dict(messages)
+    merged = dict(messages)
+    del merged["all_reduce"]
+    merged["all_to_all"] += (world_size - 1) * reduced_bytes
+    return merged
+
+
+def _reduced_bytes(messages: Mapping[Kind, float], world_size: int) -> float:
+    """Of what a ring sends nearly twice."""
+    return messages.get("all_reduce", 0.0) * world_size / max(2 * (world_size - 1), 1)
 
 
 def units_of(tensors: Sequence[TensorSpec], compressor: Compressor) -> dict[Compressor, tuple[TensorSpec, ...]]:

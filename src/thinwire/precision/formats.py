@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.errors import ConfigError
+from thinwire.kernels import Bits
 from thinwire.precision import floats, fp8, grids, integers
 from thinwire.precision.types import Decode, Encode, Encoded
 
@@ -36,6 +37,7 @@ class WireFormat:
         summable: codes of different ranks may be added as they are.
         error_bound: the largest rounding error, as a fraction of the largest magnitude in the block.
         stochastic: values can be rounded at random, without bias.
+        by_rows: there are kernels that write and read a matrix of messages in one call.
     """
 
     name: str
@@ -47,6 +49,7 @@ class WireFormat:
     error_bound: float
     summable: bool = False
     stochastic: bool = False
+    by_rows: Bits | None = None
 
     @property
     def bits(self) -> int:
@@ -123,6 +126,7 @@ FORMATS: dict[str, WireFormat] = {
             integers.decode_int8,
             0.5 / 127,
             stochastic=True,
+            by_rows=8,
         ),
         WireFormat(
             "int4",
@@ -133,6 +137,7 @@ FORMATS: dict[str, WireFormat] = {
             integers.decode_int4,
             0.5 / 7 * (1 + 2**-8),  # the scale is rounded to bf16
             stochastic=True,
+            by_rows=4,
         ),
         _grid4("float4"),
         _grid4("pot4"),

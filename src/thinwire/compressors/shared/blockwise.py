@@ -8,13 +8,14 @@ the world size, into its own residual, so that conservation holds.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from thinwire.compressors.shared.coders import Coder, FormatCoder
 from thinwire.core import (
     AllGather,
     AllToAll,
@@ -22,6 +23,7 @@ from thinwire.core import (
     ConfigError,
     Exchange,
     Exchanged,
+    Reply,
     Request,
     State,
     Step,
@@ -29,35 +31,7 @@ from thinwire.core import (
     memory,
 )
 from thinwire.core.blocks import aligned_elems, from_blocks, to_blocks
-from thinwire.precision import Encoded, WireFormat, wire_format
-
-
-class Coder(Protocol):
-    """How one unit is written in one step. ``first`` is the position of the first value in the unit: some coders treat
-    the tensors of a unit differently."""
-
-    def encode(self, x: Tensor, first: int, generator: torch.Generator | None) -> Encoded: ...
-    def decode(self, message: Tensor, first: int, weight: float, out: Tensor, accumulate: bool) -> None: ...
-
-
-@dataclass(frozen=True)
-class FormatCoder:
-    """The same format for all values, scales behind the codes of each shard."""
-
-    format: WireFormat
-
-    def encode(self, x: Tensor, first: int, generator: torch.Generator | None) -> Encoded:
-        return self.format.encode(x, generator)
-
-    def decode(self, message: Tensor, first: int, weight: float, out: Tensor, accumulate: bool) -> None:
-        codes, scales = split_message(message, self.format, out.numel())
-        self.format.decode(codes, scales, weight, out, accumulate)
-
-
-def split_message(message: Tensor, fmt: WireFormat, numel: int) -> tuple[Tensor, Tensor | None]:
-    """The codes and the scales of a shard of ``numel`` values."""
-    codes, scales = message.split([fmt.code_bytes(numel), fmt.scale_bytes(numel)])
-    return codes, None if fmt.scale_dtype is None else scales.view(fmt.scale_dtype)
+from thinwire.precision import WireFormat, wire_format
 
 
 def shard_elems(numel: int, world_size: int, block: int) -> int:
@@ -66,19 +40,10 @@ def shard_elems(numel: int, world_size: int, block: int) -> int:
     return -(-numel // (world_size * block)) * block
 
 
-def rows(encoded: Encoded, count: int) -> Tensor:
-    """The codes and scales of ``count`` equal shards, one message per row."""
-    parts = [encoded.codes.view(count, -1)]
-    if encoded.scales is not None:
-        parts.append(encoded.scales.view(torch.uint8).view(count, -1))
-    return memory.cat(parts, dim=1)
-
-
-def average_shard(messages: Iterable[Tensor], coder: Coder, step: Step, shard: int, device: torch.device) -> Tensor:
+def average_shard(messages: Reply, coder: Coder, step: Step, shard: int, device: torch.device) -> Tensor:
     """The mean of the shard that this rank owns."""
-    mean = memory.zeros(shard, device=device)
-    for message in messages:
-        coder.decode(message, step.rank * shard, 1 / step.world_size, mean, True)
+    mean = memory.empty(shard, device=device)
+    coder.average(messages, step.rank * shard, mean)
     return mean
 
 
@@ -88,11 +53,10 @@ def share_shards(
     """The second round: give the own shard to all; returns the whole mean and residual, padding included."""
     shard = mean.numel()
     own = slice(step.rank * shard, (step.rank + 1) * shard)
-    owned = coder.encode(mean, own.start, generator)
-    gathered = yield AllGather(rows(owned, 1)[0])
+    owned = coder.write(mean, own.start, 1, generator)
+    gathered = yield AllGather.of(owned.room)
     whole = memory.empty(step.world_size * shard, device=mean.device)
-    for rank, message in enumerate(gathered):
-        coder.decode(message, rank * shard, 1.0, whole[rank * shard : (rank + 1) * shard], False)
+    coder.read(gathered, whole)
     residual[own].add_(owned.residual, alpha=step.world_size)
     return whole, residual
 
@@ -111,8 +75,8 @@ def sharded_mean(
     world, numel = step.world_size, x.numel()
     shard = shard_elems(numel, world, block)
     first, second = (step.generator(p, per_rank=True) if stochastic else None for p in ("sent", "owned"))
-    sent = coder.encode(memory.padded(x, shard * world), 0, first)
-    received = yield AllToAll(rows(sent, world))
+    sent = coder.write(memory.padded(x, shard * world), 0, world, first)
+    received = yield AllToAll.of(sent.room)
     mean = average_shard(received, coder, step, shard, x.device)
     whole, residual = yield from share_shards(mean, sent.residual, owner or coder, step, second)
     return Exchanged(whole[:numel], residual[:numel], state)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from thinwire.core import memory
 from thinwire.kernels.native.ages import aged_adamw, count_ages
-from thinwire.kernels.native.codings import bitmap_pack, bitmap_unpack, crc32, delta16_pack, delta16_unpack
+from thinwire.kernels.native.codings import bitmap_pack, bitmap_unpack, crc32, crc32_rows, delta16_pack, delta16_unpack
 from thinwire.kernels.native.library import LEVELS, library
 from thinwire.kernels.native.plans import bank_plan, c_int64s, row_plan
 from thinwire.kernels.native.scratch import SCRATCH
 from thinwire.kernels.reference import SCATTER_ERROR
-from thinwire.kernels.types import Quantized, Selected
+from thinwire.kernels.types import Bits, Quantized, Selected
 
 __all__ = [
     "NAME",
@@ -27,10 +27,13 @@ __all__ = [
     "compensate",
     "count_ages",
     "crc32",
+    "crc32_rows",
+    "decode_rows",
     "delta16_pack",
     "delta16_unpack",
     "ef_threshold_pack",
     "ef_topk",
+    "encode_rows",
     "int4_decode",
     "int4_encode",
     "int8_decode",
@@ -41,6 +44,7 @@ __all__ = [
     "scatter_mean",
     "segment_amax",
     "segment_moments",
+    "sum_rows",
     "unpack_bits",
     "use_level",
 ]
@@ -195,6 +199,25 @@ def int4_decode(codes: Tensor, scales: Tensor, block: int, weight: float, out: T
     """See `reference.int4_decode`."""
     sizes = out.numel(), block
     library().tw_int4_decode(codes.data_ptr(), scales.data_ptr(), *sizes, weight, accumulate, out.data_ptr())
+
+
+def encode_rows(bits: Bits, x: Tensor, block: int, messages: Tensor, out: Tensor) -> bool:
+    """See `rows.Rows`."""
+    rows, numel = len(messages), x.numel() // len(messages)
+    target = messages.data_ptr(), messages.stride(0)
+    return bool(library().tw_encode_rows(bits, x.data_ptr(), out.data_ptr(), rows, numel, block, *target))
+
+
+def decode_rows(bits: Bits, messages: Tensor, block: int, out: Tensor) -> None:
+    """See `rows.Rows`."""
+    rows, numel = len(messages), out.numel() // len(messages)
+    library().tw_decode_rows(bits, messages.data_ptr(), rows, messages.stride(0), numel, block, out.data_ptr())
+
+
+def sum_rows(bits: Bits, messages: Tensor, block: int, weight: float, out: Tensor) -> None:
+    """See `rows.Rows`."""
+    sizes = len(messages), messages.stride(0), out.numel(), block
+    library().tw_sum_rows(bits, messages.data_ptr(), *sizes, weight, out.data_ptr())
 
 
 def segment_amax(x: Tensor, offsets: tuple[int, ...]) -> Tensor:

@@ -1,5 +1,6 @@
 """The codings and checksums of `thinwire.kernels.reference_codings`, in C."""
 
+from ctypes import c_uint32
 from functools import cache
 
 import torch
@@ -53,6 +54,15 @@ def crc32(data: Tensor) -> int:
         return reference_codings.crc32(data)
     checksum: int = library().tw_crc32(data.data_ptr(), data.numel())
     return checksum
+
+
+def crc32_rows(rows: Tensor) -> list[int]:
+    """See `reference_codings.crc32_rows`."""
+    if not _has_crc32():
+        return reference_codings.crc32_rows(rows)
+    checksums = (c_uint32 * len(rows))()
+    library().tw_crc32_rows(rows.data_ptr(), len(rows), rows.stride(0), rows.shape[1], checksums)
+    return checksums[:]
 
 
 @cache

@@ -76,3 +76,7 @@ EXPORT int tw_has_crc32(void) { return 0; } /* the caller then asks zlib */
 EXPORT uint32_t tw_crc32(const uint8_t *data, int64_t n) { return ~bitwise(data, n, ~0u); }
 
 #endif
+
+EXPORT void tw_crc32_rows(const uint8_t *data, int64_t rows, int64_t stride, int64_t n, uint32_t *checksums) {
+    for (int64_t r = 0; r < rows; r++) checksums[r] = tw_crc32(data + r * stride, n);
+}

@@ -5,6 +5,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+#define SUMMED_ELEMS 4096 /* of a sum of several rows at a time: 16 KiB */
+
 enum { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX512 };
 
 static const tw_kernels *active; /* the best for this machine unless a test asks for another */
@@ -69,6 +71,47 @@ EXPORT int tw_int4_encode(const float *grad, const float *residual, float *out, 
 EXPORT void tw_int4_decode(const uint8_t *codes, const uint16_t *scales, int64_t n, int64_t block, float weight,
                            int accumulate, float *out) {
     active->int4_decode(codes, scales, n, block, weight, accumulate, out);
+}
+
+/* Rows of a message matrix: the codes of n values, then their scales. n is a whole number of blocks. */
+static int64_t code_bytes(int bits, int64_t n) { return bits == 8 ? n : n / 2; }
+
+EXPORT int tw_encode_rows(int bits, const float *x, float *out, int64_t rows, int64_t n, int64_t block,
+                          uint8_t *messages, int64_t stride) {
+    int finite = 1;
+    for (int64_t r = 0; r < rows; r++, x += n, out += n, messages += stride) {
+        uint8_t *scales = messages + code_bytes(bits, n);
+        finite &= bits == 8 ? active->int8_encode(x, 0, out, n, block, (int8_t *)messages, (float *)scales)
+                            : active->int4_encode(x, 0, out, n, block, messages, (uint16_t *)scales);
+    }
+    return finite;
+}
+
+/* n values of a row, from value number `first` of its `length` on. */
+static void decode_part(int bits, const uint8_t *row, int64_t length, int64_t first, int64_t n, int64_t block,
+                        float weight, int accumulate, float *out) {
+    const uint8_t *codes = row + code_bytes(bits, first), *scales = row + code_bytes(bits, length);
+    int64_t blocks = first / block;
+    if (bits == 8)
+        active->int8_decode((const int8_t *)codes, (const float *)scales + blocks, n, block, weight, accumulate, out);
+    else
+        active->int4_decode(codes, (const uint16_t *)scales + blocks, n, block, weight, accumulate, out);
+}
+
+EXPORT void tw_decode_rows(int bits, const uint8_t *messages, int64_t rows, int64_t stride, int64_t n, int64_t block,
+                           float *out) {
+    for (int64_t r = 0; r < rows; r++) decode_part(bits, messages + r * stride, n, 0, n, block, 1.0f, 0, out + r * n);
+}
+
+/* Piece by piece, so that the sum stays in the nearest cache until all rows are added. */
+EXPORT void tw_sum_rows(int bits, const uint8_t *messages, int64_t rows, int64_t stride, int64_t n, int64_t block,
+                        float weight, float *out) {
+    const int64_t piece = block > SUMMED_ELEMS ? block : SUMMED_ELEMS / block * block;
+    for (int64_t first = 0; first < n; first += piece) {
+        int64_t count = n - first < piece ? n - first : piece;
+        for (int64_t r = 0; r < rows; r++)
+            decode_part(bits, messages + r * stride, n, first, count, block, weight, r > 0, out + first);
+    }
 }
 
 EXPORT void tw_segment_amax(const float *x, int64_t segments, const int64_t *offsets, float *amax) {

@@ -20,6 +20,9 @@ _SIGNATURES: dict[str, tuple[_CType | None, Sequence[_CType]]] = {
     "tw_int8_decode": (None, [c_void_p] * 2 + [c_int64] * 2 + [c_float, c_int, c_void_p]),
     "tw_int4_encode": (c_int, [c_void_p] * 3 + [c_int64] * 2 + [c_void_p] * 2),
     "tw_int4_decode": (None, [c_void_p] * 2 + [c_int64] * 2 + [c_float, c_int, c_void_p]),
+    "tw_encode_rows": (c_int, [c_int] + [c_void_p] * 2 + [c_int64] * 3 + [c_void_p, c_int64]),
+    "tw_decode_rows": (None, [c_int, c_void_p, *[c_int64] * 4, c_void_p]),
+    "tw_sum_rows": (None, [c_int, c_void_p, *[c_int64] * 4, c_float, c_void_p]),
     "tw_segment_amax": (None, [c_void_p, c_int64, c_void_p, c_void_p]),
     "tw_segment_moments": (None, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
     "tw_all_finite": (c_int, [c_void_p, c_int64]),
@@ -31,6 +34,7 @@ _SIGNATURES: dict[str, tuple[_CType | None, Sequence[_CType]]] = {
     "tw_aged_adamw": (None, [c_void_p] * 6 + [c_float] * 4 + [c_int64]),
     "tw_has_crc32": (c_int, []),
     "tw_crc32": (c_uint32, [c_void_p, c_int64]),
+    "tw_crc32_rows": (None, [c_void_p] + [c_int64] * 3 + [c_void_p]),
     "tw_bitmap_unpack": (c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
 }
 

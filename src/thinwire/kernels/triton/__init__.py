@@ -6,7 +6,15 @@ device. Floating-point operations never fall back: torch on CUDA rounds some of 
 `index_add_`) in another way than on the CPU, whose results are the definition.
 """
 
-from thinwire.kernels.reference_codings import bitmap_pack, bitmap_unpack, crc32, delta16_pack, delta16_unpack
+from thinwire.kernels.reference_codings import (
+    bitmap_pack,
+    bitmap_unpack,
+    crc32,
+    crc32_rows,
+    delta16_pack,
+    delta16_unpack,
+)
+from thinwire.kernels.rows import Rows
 from thinwire.kernels.triton.ages import aged_adamw, count_ages
 from thinwire.kernels.triton.bits import pack_bits, unpack_bits
 from thinwire.kernels.triton.measures import all_finite, compensate, segment_amax, segment_moments
@@ -24,10 +32,13 @@ __all__ = [
     "compensate",
     "count_ages",
     "crc32",
+    "crc32_rows",
+    "decode_rows",
     "delta16_pack",
     "delta16_unpack",
     "ef_threshold_pack",
     "ef_topk",
+    "encode_rows",
     "int4_decode",
     "int4_encode",
     "int8_decode",
@@ -37,7 +48,10 @@ __all__ = [
     "scatter_mean",
     "segment_amax",
     "segment_moments",
+    "sum_rows",
     "unpack_bits",
 ]
 
 NAME = "triton"
+_ROWS = Rows({4: int4_encode, 8: int8_encode}, {4: int4_decode, 8: int8_decode})
+encode_rows, decode_rows, sum_rows = _ROWS.encode_rows, _ROWS.decode_rows, _ROWS.sum_rows
