@@ -12,7 +12,7 @@ from sim.threads import ThreadedWorld, run_ranks
 from thinwire.comm import Framed, Pending, Tag, Transport
 from thinwire.comm.framing import HEADER_BYTES
 from thinwire.comm.transport import Later
-from thinwire.core import AllGather, AllReduce, AllToAll, DesyncError, Reply, Request
+from thinwire.core import AllGather, AllReduce, AllToAll, DesyncError, Reply, Request, memory
 
 TAG = Tag(3, 1, 0)
 BODY = torch.arange(20, dtype=torch.uint8)
@@ -44,6 +44,38 @@ def test_intact_messages_pass() -> None:
     assert [one.tolist() for one in _ask(Echo())] == [BODY.tolist()] * 2
     rows = torch.stack([BODY, BODY])
     assert [one.tolist() for one in Framed(Echo()).start(AllToAll(rows), Tag()).wait()] == [BODY.tolist()] * 2
+
+
+def test_a_header_is_put_into_the_room_before_a_message() -> None:
+    room = memory.with_headroom(2, 24)
+    request = AllToAll.of(room)
+    request.messages[:] = torch.arange(48).view(2, 24)
+    sent: list[Tensor] = []
+
+    class Noting(Echo):
+        def start(self, request: Request, tag: Tag) -> Pending:
+            assert isinstance(request, AllToAll)
+            sent.append(request.messages)
+            return Later(lambda: request.messages)
+
+    received = Framed(Noting()).start(request, Tag()).wait()
+    assert sent[0].data_ptr() == room.data_ptr()
+    assert isinstance(received, Tensor), "a matrix stays one"
+    assert received.data_ptr() == request.messages.data_ptr()
+    assert received.flatten().tolist() == list(range(48))
+
+
+def test_the_sender_of_a_damaged_row_of_a_matrix_is_named() -> None:
+    class Damaging(Echo):
+        def start(self, request: Request, tag: Tag) -> Pending:
+            assert isinstance(request, AllToAll)
+            rows = request.messages.clone()
+            rows[1, -1] ^= 1
+            return Later(lambda: rows)
+
+    with pytest.raises(DesyncError, match="its checksum") as caught:
+        Framed(Damaging()).start(AllToAll(torch.stack([BODY, BODY])), Tag()).wait()
+    assert caught.value.rank == 1
 
 
 @pytest.mark.parametrize(

@@ -144,3 +144,28 @@ def test_flags_do_not_make_very_large_tensors_be_copied(monkeypatch: pytest.Monk
     monkeypatch.setattr("thinwire.comm.riding.MOST_COPIED_BYTES", 400)
     kinds = [[type(request) for request in _reduced_with_flags(torch.zeros(n), None)] for n in (100, 101)]
     assert kinds == [[AllReduce], [AllReduce, AllGather]]
+
+
+def _summed_beside(scatter: Tensor, x: Tensor, op: str) -> Generator[tuple[Request, ...], Any, list[Any]]:
+    def ask(request: Request) -> Generator[Request, Any, Any]:
+        return (yield request)
+
+    return merge([ask(AllToAll(scatter)), ask(AllReduce(x, op))])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("op", ["mean", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_short_sums_ride_with_an_all_to_all(op: str, dtype: torch.dtype) -> None:
+    rows = torch.arange(15, dtype=torch.uint8).view(3, 5)
+    x = [torch.tensor([[1.0, 2.0], [4.0, 8.0 + rank]], dtype=dtype) for rank in range(3)]
+    assert [type(request) for request in next(_summed_beside(rows, x[0], op))] == [AllToAll]
+    for rank, (scattered, total) in enumerate(simulate([_summed_beside(rows, one.clone(), op) for one in x])):
+        assert [row.tolist() for row in scattered] == [rows[rank].tolist()] * 3
+        expected = x[0] + x[1] + x[2]
+        assert torch.equal(total, expected / 3 if op == "mean" else expected)
+
+
+@pytest.mark.parametrize(("op", "numel"), [("max", 2), ("sum", 16 << 10)])
+def test_other_reductions_and_long_ones_do_not_ride(op: str, numel: int) -> None:
+    requests = next(_summed_beside(torch.zeros(3, 5, dtype=torch.uint8), torch.zeros(numel), op))
+    assert [type(request) for request in requests] == [AllToAll, AllReduce]

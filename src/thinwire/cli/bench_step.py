@@ -122,6 +122,7 @@ def _turns(workload: Workload, specs: list[str], fuse: list[str], rate: str, rou
 
 
 def _measure(console: Console, lab: BaseLab, turns: Turns, rate: str) -> list[Cell]:
+    from thinwire.demo.fairness import KEEP_FREED_MEMORY
     from thinwire.demo.interleaved import warmup_steps
     from thinwire.report.events import parse_event, read_events
 
@@ -139,7 +140,7 @@ def _measure(console: Console, lab: BaseLab, turns: Turns, rate: str) -> list[Ce
             else:
                 said.append(f"[host {host}] {line}")
 
-        result = lab.run([sys.executable, "-m", WORKER, str(settings)], on_line=on_line)
+        result = lab.run([sys.executable, "-m", WORKER, str(settings)], env=KEEP_FREED_MEMORY, on_line=on_line)
         if not result.ok:
             raise ValueError("a worker failed; it last said:\n" + "\n".join(said[-15:]))
         events = [event for path in Path(folder).glob("rank*.jsonl") for event in read_events(path)]

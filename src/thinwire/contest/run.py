@@ -20,6 +20,7 @@ from thinwire.contest.lineup import AUTO, line_up, workload_of
 from thinwire.contest.sizes import CellCost, Size, cost_of_cell, size_cells, sized
 from thinwire.core import TensorSpec
 from thinwire.demo.data import load_corpus
+from thinwire.demo.fairness import KEEP_FREED_MEMORY
 from thinwire.demo.interleaved import Turns, warmup_steps
 from thinwire.demo.settings import Workload
 from thinwire.lab import BaseLab, format_rate, parse_rate
@@ -139,7 +140,7 @@ def run_job(job: Job, lab: BaseLab, on_step: Callable[[], None]) -> Cell:
             elif event["kind"] == "step":
                 on_step()
 
-        result = lab.run([sys.executable, "-m", WORKER, str(settings)], on_line=on_line)
+        result = lab.run([sys.executable, "-m", WORKER, str(settings)], env=KEEP_FREED_MEMORY, on_line=on_line)
         if not result.ok:
             last_words = "\n".join(said[-LAST_LINES:]) or "(nothing)"
             raise CellFailed(f"{job.workload.model} at {job.rate}: a worker failed; they last said:\n{last_words}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from thinwire.demo.fairness import KEEP_FREED_MEMORY
 from thinwire.demo.settings import Contestant, Workload
 from thinwire.lab import BaseLab, EmulatedLab, Lab, LabResult, parse_rate
 from thinwire.report.events import Event, EventWriter, parse_event
@@ -89,7 +90,7 @@ def run_contest(contestants: Sequence[Contestant], network: Network, directory: 
             watcher.started(contestant)
         announcer = _Announcer(contestants, watcher, lab.hosts)
         command = [sys.executable, "-m", "thinwire.demo.train", *map(str, settings)]
-        result = lab.run(command, on_line=announcer)
+        result = lab.run(command, env=KEEP_FREED_MEMORY, on_line=announcer)
     _write_lab_event(result, directory)
     if not result.ok:
         raise WorkerFailed(announcer.failure(result))

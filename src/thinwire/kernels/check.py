@@ -121,13 +121,11 @@ def codes_and_scales(
 def rows(messages: Tensor, numel: int, bits: Bits, block: int, like: Tensor) -> None:
     """Refuse a matrix whose rows are not as long as `numel` values and their scales are, or do not begin where they may."""
     expected = row_bytes(bits, numel, block)
-    if messages.dtype is not torch.uint8 or messages.dim() != 2 or messages.shape[1] != expected or not len(messages):
+    if messages.dtype is not torch.uint8 or messages.dim() != 2 or messages.shape[1] != expected or numel % block:
         raise ValueError(
             f"messages: got {messages.dtype} of shape {tuple(messages.shape)}, expected rows of {expected} bytes "
-            f"(uint8), for {numel} values each"
+            f"(uint8), for {numel} values each, in whole blocks of {block}"
         )
-    if numel % block:
-        raise ValueError(f"messages: got rows of {numel} values, expected whole blocks of {block}")
     alignment = SCALE_DTYPES[bits].itemsize
     if messages.stride(1) != 1 or messages.data_ptr() % alignment or messages.stride(0) % alignment:
         raise ValueError(

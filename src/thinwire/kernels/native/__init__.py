@@ -203,20 +203,20 @@ def int4_decode(codes: Tensor, scales: Tensor, block: int, weight: float, out: T
 
 def encode_rows(bits: Bits, x: Tensor, block: int, messages: Tensor, out: Tensor) -> bool:
     """See `rows.Rows`."""
-    rows, numel = len(messages), x.numel() // len(messages)
+    rows, numel = messages.shape[0], x.numel() // messages.shape[0]
     target = messages.data_ptr(), messages.stride(0)
     return bool(library().tw_encode_rows(bits, x.data_ptr(), out.data_ptr(), rows, numel, block, *target))
 
 
 def decode_rows(bits: Bits, messages: Tensor, block: int, out: Tensor) -> None:
     """See `rows.Rows`."""
-    rows, numel = len(messages), out.numel() // len(messages)
+    rows, numel = messages.shape[0], out.numel() // messages.shape[0]
     library().tw_decode_rows(bits, messages.data_ptr(), rows, messages.stride(0), numel, block, out.data_ptr())
 
 
 def sum_rows(bits: Bits, messages: Tensor, block: int, weight: float, out: Tensor) -> None:
     """See `rows.Rows`."""
-    sizes = len(messages), messages.stride(0), out.numel(), block
+    sizes = messages.shape[0], messages.stride(0), out.numel(), block
     library().tw_sum_rows(bits, messages.data_ptr(), *sizes, weight, out.data_ptr())
 
 

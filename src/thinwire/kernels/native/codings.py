@@ -60,8 +60,9 @@ def crc32_rows(rows: Tensor) -> list[int]:
     """See `reference_codings.crc32_rows`."""
     if not _has_crc32():
         return reference_codings.crc32_rows(rows)
-    checksums = (c_uint32 * len(rows))()
-    library().tw_crc32_rows(rows.data_ptr(), len(rows), rows.stride(0), rows.shape[1], checksums)
+    count, length = rows.shape
+    checksums = (c_uint32 * count)()
+    library().tw_crc32_rows(rows.data_ptr(), count, rows.stride(0), length, checksums)
     return checksums[:]
 
 
