@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.kernels import reference, triton
+from thinwire.kernels import Bits, reference, triton
 from thinwire.kernels.ages import adamw_table
+from thinwire.kernels.rows import row_bytes
 from thinwire.kernels.triton.launch import TILE_ELEMS
 from thinwire.kernels.triton.plans import SHORT_TILE_ELEMS
 
@@ -171,6 +172,22 @@ def test_int8_and_int4(unit: Unit, place: str, block: int) -> None:
                 codes, scales = coded.codes.to(out.device), coded.scales.to(out.device)
                 getattr(kernels, decode)(codes, scales, block, 0.3, out, accumulate)
             assert_same_bits(*outs)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_of_a_message_matrix(bits: Bits) -> None:
+    x = torch.randn(3 * 512, generator=torch.Generator().manual_seed(bits))
+    results = []
+    for kernels, device in ((triton, DEVICE), (reference, "cpu")):
+        mine = x.to(device)
+        messages = torch.zeros(3, 40 + row_bytes(bits, 512, 64), dtype=torch.uint8, device=device)
+        lost, decoded, summed = torch.empty_like(mine), torch.empty_like(mine), torch.empty(512, device=device)
+        assert kernels.encode_rows(bits, mine, 64, messages[:, 40:], lost)
+        kernels.decode_rows(bits, messages[:, 40:], 64, decoded)
+        kernels.sum_rows(bits, messages[:, 40:], 64, 0.25, summed)
+        results.append((messages, lost, decoded, summed))
+    for got, expected in zip(*results, strict=True):
+        assert_same_bits(got, expected)
 
 
 @pytest.mark.parametrize("encode", ["int8_encode", "int4_encode"])
