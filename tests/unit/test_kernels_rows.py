@@ -102,7 +102,8 @@ def _all(backend: Any, bits: Bits, x: Tensor, rows: int, block: int) -> tuple[bo
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 1000])
 def test_checksums_of_rows_are_zlibs(length: int) -> None:
     rows = torch.randint(0, 256, (3, 8 + length), dtype=torch.uint8)[:, 8:]
-    assert kernels.crc32_rows(rows) == [zlib.crc32(bytes(row.tolist())) for row in rows]
+    for matrix in (rows, rows.t().contiguous().t()):  # row by row, and column by column in memory
+        assert kernels.crc32_rows(matrix) == [zlib.crc32(bytes(row.tolist())) for row in rows]
 
 
 @pytest.mark.parametrize(

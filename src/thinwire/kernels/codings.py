@@ -163,10 +163,12 @@ def crc32(x: Tensor) -> int:
 
 
 def crc32_rows(rows: Tensor) -> list[int]:
-    """The CRC-32 of each row of a matrix of bytes; rows may lie apart in memory."""
-    if rows.dtype is not torch.uint8 or rows.dim() != 2 or rows.stride(1) != 1:
-        raise ValueError(f"rows: got {rows.dtype} of shape {tuple(rows.shape)}, expected a matrix of bytes, row by row")
-    return kernels_for(rows.device.type).crc32_rows(rows) if rows.numel() else [0] * len(rows)
+    """The CRC-32 of each row of a matrix of bytes; where only the rows lie apart in memory, it is not copied."""
+    if rows.dtype is not torch.uint8 or rows.dim() != 2:
+        raise ValueError(f"rows: got {rows.dtype} of shape {tuple(rows.shape)}, expected a matrix of bytes")
+    if not rows.numel():
+        return [0] * rows.shape[0]
+    return kernels_for(rows.device.type).crc32_rows(rows if rows.stride(1) == 1 else rows.contiguous())
 
 
 def _narrow_layout(parts: list[tuple[Tensor, Tensor, Tensor, int]]) -> NarrowLayout:
