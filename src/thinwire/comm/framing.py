@@ -86,8 +86,8 @@ class Framed:
         if length < 0:
             at_least = f">= {HEADER_BYTES}"
             raise DesyncError("length", rank=senders[0], got=messages.shape[1], expected=at_least, where=str(tag))
-        headers, bodies = messages[:, :HEADER_BYTES].cpu().contiguous(), messages[:, HEADER_BYTES:]
-        arrived = _HEADER.iter_unpack(headers.numpy().data)
+        headers, bodies = messages[:, :HEADER_BYTES].cpu().numpy().tobytes(), messages[:, HEADER_BYTES:]
+        arrived = _HEADER.iter_unpack(headers)
         for rank, got, crc in zip(senders, arrived, kernels.crc32_rows(bodies), strict=True):
             expected = (_MAGIC, *tag, self.config, length, crc)
             if got != expected:
