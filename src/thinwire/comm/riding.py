@@ -14,7 +14,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from thinwire.core import AllGather, AllReduce, AllToAll, Reply, Request
+from thinwire.core import AllGather, AllReduce, AllToAll, Reply, Request, memory
 
 MOST_COPIED_BYTES = 64 << 20  # flags travel with no longer reduction: where there is no room behind it, it is copied
 MOST_RIDING_BYTES = 128 << 10  # of all sums that ride along, times the ranks: each gets all of them
@@ -57,11 +57,12 @@ def arrived(wanted: Request | AnyOf, asked: Request, reply: Reply) -> Reply:
     if asked is wanted:
         return reply
     assert isinstance(wanted, AllReduce)
-    total, *others = (row.view(wanted.tensor.dtype) for row in reply)
-    total = total.clone()
+    tensor = wanted.tensor
+    first, *others = (row.view(tensor.dtype) for row in reply)
+    total = memory.empty(tensor.numel(), tensor.dtype, tensor.device).copy_(first)
     for other in others:  # rank by rank, so that all ranks get the same bits
         total += other
-    return (total.div_(len(reply)) if wanted.op == "mean" else total).view(wanted.tensor.shape)
+    return (total.div_(len(reply)) if wanted.op == "mean" else total).view(tensor.shape)
 
 
 def _is_sum(request: Request | AnyOf) -> TypeGuard[AllReduce]:
