@@ -109,19 +109,26 @@ def test_checksums_of_rows_are_zlibs(length: int) -> None:
 @pytest.mark.parametrize(
     ("messages", "numel", "told"),
     [
-        (torch.zeros(2, 33, dtype=torch.uint8), 128, "expected rows of 34 bytes"),
+        (torch.zeros(2, 33, dtype=torch.uint8), 128, "of 64 values a row has 34 bytes"),
         (torch.zeros(2, 34), 128, "torch.float32"),
-        (torch.zeros(68, dtype=torch.uint8), 128, "expected rows of"),
+        (torch.zeros(68, dtype=torch.uint8), 128, "one row for each equal part"),
         (torch.zeros(2, 51, dtype=torch.uint8), 192, "whole blocks of 64"),
+        (torch.zeros(2, 34, dtype=torch.uint8), 129, "for 129 values"),
+        (torch.zeros(0, 34, dtype=torch.uint8), 128, "one row for each equal part"),
         (torch.zeros(2, 35, dtype=torch.uint8)[:, 1:], 128, "multiple of 2 bytes"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(messages: Tensor, numel: int, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         kernels.encode_rows(torch.zeros(numel), messages, bits=4, block=64)
-    if messages.dim() == 2:
-        with pytest.raises(ValueError, match=told):
-            kernels.sum_rows(messages, torch.zeros(numel // 2), bits=4, block=64)
+    with pytest.raises(ValueError, match=told):
+        kernels.decode_rows(messages, torch.zeros(numel), bits=4, block=64)
+
+
+@pytest.mark.parametrize("messages", [torch.zeros(0, 34, dtype=torch.uint8), torch.zeros(2, 33, dtype=torch.uint8)])
+def test_a_sum_of_nothing_or_of_other_rows_is_refused(messages: Tensor) -> None:
+    with pytest.raises(ValueError, match="messages: got"):
+        kernels.sum_rows(messages, torch.zeros(64), bits=4, block=64)
 
 
 def test_bytes_that_are_no_matrix_have_no_row_checksums() -> None:

@@ -99,7 +99,7 @@ def _aligned(matrices: Sequence[Tensor]) -> Tensor:
     """Side by side, behind some headroom, each padded to 8 bytes, so that the next can be viewed as any dtype."""
     first, padded = matrices[0], [-(-matrix.shape[1] // 8) * 8 for matrix in matrices]
     room = memory.with_headroom(len(first), sum(padded), first.device)
-    places = room[:, memory.HEADROOM_BYTES :].split(padded, dim=1)
+    places = memory.behind_headroom(room).split(padded, dim=1)
     for place, matrix in zip(places, matrices, strict=True):
         place[:, : matrix.shape[1]] = matrix
         place[:, matrix.shape[1] :] = 0

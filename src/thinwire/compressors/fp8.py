@@ -96,7 +96,7 @@ class Fp8(FewBits):
         """The first round: every row ends with one flag per tensor that its scale has become too large."""
         sent = coder.encode(x, 0, step.generator("sent", per_rank=True) if self.stochastic else None)
         flags = coder.scales.outgrown.to(torch.uint8)
-        messages = to_rows(sent, step.world_size)[:, memory.HEADROOM_BYTES :]
+        messages = memory.behind_headroom(to_rows(sent, step.world_size))
         flagged = torch.cat([messages, flags.expand(step.world_size, -1)], dim=1)
         received = yield AllToAll(flagged)
         parts = [message.split([message.numel() - flags.numel(), flags.numel()]) for message in received]

@@ -107,6 +107,11 @@ def with_headroom(rows: int, length: int, device: torch.device = _CPU) -> Tensor
     return empty((rows, HEADROOM_BYTES + length), torch.uint8, device)
 
 
+def behind_headroom(room: Tensor) -> Tensor:
+    """The rows that ``with_headroom`` has made room for."""
+    return room[:, HEADROOM_BYTES:]
+
+
 def zeros(shape: int | Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device = _CPU) -> Tensor:
     """Like ``torch.zeros``."""
     return empty(shape, dtype, device).zero_()

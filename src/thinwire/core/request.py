@@ -81,7 +81,7 @@ class AllGather:
     @classmethod
     def of(cls, room: Tensor) -> AllGather:
         """What lies in memory of ``memory.with_headroom(1, ...)``."""
-        return cls(room[0, memory.HEADROOM_BYTES :], room=room)
+        return cls(memory.behind_headroom(room)[0], room=room)
 
     def sent_bytes(self, world_size: int) -> int:
         return (_talking(self.groups, world_size) - 1) * self.message.nbytes
@@ -109,7 +109,7 @@ class AllToAll:
     @classmethod
     def of(cls, room: Tensor) -> AllToAll:
         """What lies in memory of ``memory.with_headroom(world_size, ...)``."""
-        return cls(room[:, memory.HEADROOM_BYTES :], room=room)
+        return cls(memory.behind_headroom(room), room=room)
 
     def sent_bytes(self, world_size: int) -> int:
         return (_talking(self.groups, world_size) - 1) * self.messages.shape[1]

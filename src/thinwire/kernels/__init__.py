@@ -244,22 +244,21 @@ def encode_rows(
     """`x` in equal parts, one per row of `messages` (uint8): codes of `bits`, then scales, as `int4_encode` and
     `int8_encode` write them. The rounding error, and whether all was finite."""
     x, _, out = check.unit(x, None, out)
-    check.rows(messages, x.numel() // max(messages.shape[0], 1), bits, check.block_size(block), x)
+    check.rows(messages, x.numel(), bits, check.block_size(block), x)
     return out, kernels_for(x.device.type).encode_rows(bits, x, block, messages, out)
 
 
 def decode_rows(messages: Tensor, out: Tensor, *, bits: Bits, block: int) -> Tensor:
     """The values of all rows that `encode_rows` wrote, one row behind the other."""
-    rows = messages.shape[0]
-    numel = out.numel() // max(rows, 1)
-    check.rows(messages, numel, bits, check.block_size(block), check.writable_fp32(out, rows * numel, "out"))
+    check.rows(messages, out.numel(), bits, check.block_size(block), check.writable_fp32(out, out.numel(), "out"))
     kernels_for(out.device.type).decode_rows(bits, messages, block, out)
     return out
 
 
 def sum_rows(messages: Tensor, out: Tensor, *, bits: Bits, block: int, weight: float = 1.0) -> Tensor:
     """The sum over the rows of `weight` times their values, added in the order of the rows."""
-    check.rows(messages, out.numel(), bits, check.block_size(block), check.writable_fp32(out, out.numel(), "out"))
+    check.writable_fp32(out, out.numel(), "out")
+    check.rows(messages, len(messages) * out.numel(), bits, check.block_size(block), out)
     kernels_for(out.device.type).sum_rows(bits, messages, block, weight, out)
     return out
 

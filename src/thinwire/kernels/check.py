@@ -119,12 +119,15 @@ def codes_and_scales(
 
 
 def rows(messages: Tensor, numel: int, bits: Bits, block: int, like: Tensor) -> None:
-    """Refuse a matrix whose rows are not as long as `numel` values and their scales are, or do not begin where they may."""
-    expected = row_bytes(bits, numel, block)
-    if messages.dtype is not torch.uint8 or messages.dim() != 2 or messages.shape[1] != expected or numel % block:
+    """Refuse a matrix whose rows do not hold `numel` values in all, in equal parts, or do not begin where they may."""
+    count = messages.shape[0] if messages.dim() == 2 else 0
+    each = numel // max(count, 1)
+    fits = count > 0 and numel == count * each and each % block == 0
+    if not fits or messages.dtype is not torch.uint8 or messages.shape[1] != row_bytes(bits, each, block):
         raise ValueError(
-            f"messages: got {messages.dtype} of shape {tuple(messages.shape)}, expected rows of {expected} bytes "
-            f"(uint8), for {numel} values each, in whole blocks of {block}"
+            f"messages: got {messages.dtype} of shape {tuple(messages.shape)} for {numel} values, expected uint8 with "
+            f"one row for each equal part of them, in whole blocks of {block}; of {each} values a row has "
+            f"{row_bytes(bits, each, block)} bytes"
         )
     alignment = SCALE_DTYPES[bits].itemsize
     if messages.stride(1) != 1 or messages.data_ptr() % alignment or messages.stride(0) % alignment:

@@ -66,7 +66,7 @@ class FormatCoder(Coder):
         if fmt.by_rows is None or generator is not None:
             return super().write(x, first, rows, generator)
         room = memory.with_headroom(rows, fmt.message_bytes(x.numel() // rows), x.device)
-        messages = room[:, memory.HEADROOM_BYTES :]
+        messages = memory.behind_headroom(room)
         residual, _ = kernels.encode_rows(x, messages, bits=fmt.by_rows, block=fmt.block, out=x)
         return Written(room, residual)
 
@@ -93,7 +93,7 @@ def to_rows(encoded: Encoded, count: int) -> Tensor:
         parts.append(encoded.scales.view(torch.uint8).view(count, -1))
     lengths = [part.shape[1] for part in parts]
     room = memory.with_headroom(count, sum(lengths), encoded.codes.device)
-    for place, part in zip(room[:, memory.HEADROOM_BYTES :].split(lengths, dim=1), parts, strict=True):
+    for place, part in zip(memory.behind_headroom(room).split(lengths, dim=1), parts, strict=True):
         place.copy_(part)
     return room
 
