@@ -3,7 +3,7 @@
 ``python -m benchmarks.step.exchange --compress dense int4 int4/4MiB`` gives the gradients of a demo model to autograd instead
 of computing them, contestants taking turns in one job. Whole steps vary from turn to turn by more than an exchange takes
 where hosts share cores; these do not. What the same loop takes without any exchange is subtracted. A fusion may follow the
-compressor after a slash; ``ddp`` is stock DDP.
+compressor after a slash. (Stock DDP cannot take part: it exchanges only after a forward pass.)
 """
 
 from __future__ import annotations
@@ -12,31 +12,28 @@ import argparse
 import json
 import resource
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from benchmarks.step.on_lab import COLLECTIVE_TIMEOUT_S, run_workers
 from rich.console import Console
 from torch import nn
 
 from thinwire.contest.lineup import workload_of
 from thinwire.demo.contender import make_contender
 from thinwire.demo.fairness import KEEP_FREED_MEMORY
-from thinwire.demo.settings import Contestant, Mode
+from thinwire.demo.settings import Contestant
 from thinwire.demo.turns import order_of_turn
-from thinwire.lab import Lab
 
 FLOOR = "floor"
 WARMUP_STEPS = 6
-COLLECTIVE_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +54,12 @@ class Turn(NamedTuple):
 
 
 def contestant(name: str, model: str) -> Contestant:
-    """From ``int4``, ``int4/4MiB``, ``ddp`` or ``floor``."""
+    """From ``floor``, ``int4`` or ``int4/4MiB``."""
     spec, _, fuse = name.partition("/")
-    modes: dict[str, Mode] = {FLOOR: "floor", "ddp": "ddp"}
-    return Contestant(
-        name=name,
-        label=name,
-        mode=modes.get(spec, "thinwire"),
-        workload=workload_of(model),
-        compress="dense" if spec in modes else spec,
-        fuse=fuse or "auto",
-    )
+    workload = workload_of(model)
+    if spec == FLOOR:
+        return Contestant(name=name, label=name, mode="floor", workload=workload)
+    return Contestant(name=name, label=name, mode="thinwire", workload=workload, compress=spec, fuse=fuse or "auto")
 
 
 class Exchanging:
@@ -123,14 +115,8 @@ def work(settings: Settings, out: Path) -> None:
 
 def measure(settings: Settings, rate: str, hosts: int, say: Callable[[str], None]) -> dict[str, list[Turn]]:
     """The turns of every contestant at this rate."""
-    with tempfile.TemporaryDirectory() as folder, Lab(hosts, rate) as lab:
-        out = Path(folder) / "turns.json"
-        command = [sys.executable, "-m", "benchmarks.step.exchange", "--worker", json.dumps(asdict(settings)), str(out)]
-        result = lab.run(command, env=KEEP_FREED_MEMORY, on_line=lambda host, line: say(f"[host {host}] {line}"))
-        if not result.ok:
-            raise SystemExit(f"a worker failed with {result.exit_codes}; what it said is above")
-        found = json.loads(out.read_text(encoding="utf-8"))
-        return {name: [Turn(*turn) for turn in turns] for name, turns in found.items()}
+    found = run_workers("benchmarks.step.exchange", settings, rate, hosts, say, KEEP_FREED_MEMORY)
+    return {name: [Turn(*turn) for turn in turns] for name, turns in found.items()}
 
 
 def row(rate: str, name: str, turns: Sequence[Turn], floor: Sequence[Turn]) -> str:
@@ -147,7 +133,7 @@ def main() -> None:
     """Print the table, a row for each rate and contestant."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step.exchange", description=__doc__)
     parser.add_argument("--rates", default="unshaped", help="link rates, separated by commas")
-    parser.add_argument("--compress", nargs="+", default=["ddp", "dense", "int8", "int4"])
+    parser.add_argument("--compress", nargs="+", default=["dense", "int8", "int4"])
     parser.add_argument("--model", default="small", help="a model of the contest: small, lstm or cnn")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=6, help="turns of every contestant")

@@ -10,16 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from benchmarks.step.on_lab import COLLECTIVE_TIMEOUT_S, run_workers
 from benchmarks.step.without_barrier import WithoutBarrier, urgent_first
 from rich.console import Console
 from torch import Tensor, nn
@@ -34,11 +33,9 @@ from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.fusion import parse_fusion
 from thinwire.fusion.prepare import prepare
-from thinwire.lab import Lab
 
 BARRIER, AS_READY, AS_NEEDED = "barrier", "no barrier, as ready", "no barrier, as needed"
 PROFILED_STEPS = 5
-COLLECTIVE_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,14 +173,8 @@ def work(settings: Settings, out: Path) -> None:
 
 def measure(settings: Settings, rate: str, hosts: int, say: Callable[[str], None]) -> dict[str, list[float]]:
     """Step times of every contestant at this rate, one per turn."""
-    with tempfile.TemporaryDirectory() as folder, Lab(hosts, rate) as lab:
-        out = Path(folder) / "times.json"
-        command = [sys.executable, "-m", "benchmarks.step.priority", "--worker", json.dumps(asdict(settings)), str(out)]
-        result = lab.run(command, on_line=lambda host, line: say(f"[host {host}] {line}"))
-        if not result.ok:
-            raise SystemExit(f"a worker failed with {result.exit_codes}; what it said is above")
-        found: dict[str, list[float]] = json.loads(out.read_text(encoding="utf-8"))
-        return found
+    found: dict[str, list[float]] = run_workers("benchmarks.step.priority", settings, rate, hosts, say)
+    return found
 
 
 def main() -> None:

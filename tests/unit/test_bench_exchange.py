@@ -13,8 +13,7 @@ from benchmarks.step.exchange import Turn, contestant, row
 @pytest.mark.parametrize(
     ("name", "mode", "compress", "fuse"),
     [
-        ("ddp", "ddp", "dense", "auto"),
-        ("floor", "floor", "dense", "auto"),
+        ("floor", "floor", "auto", "auto"),
         ("int4", "thinwire", "int4", "auto"),
         ("int4/4MiB", "thinwire", "int4", "4MiB"),
     ],
