@@ -182,7 +182,7 @@ def test_rows_of_a_message_matrix(bits: Bits) -> None:
         mine = x.to(device)
         messages = torch.zeros(3, 40 + row_bytes(bits, 512, 64), dtype=torch.uint8, device=device)
         lost, decoded, summed = torch.empty_like(mine), torch.empty_like(mine), torch.empty(512, device=device)
-        assert kernels.encode_rows(bits, mine, 64, messages[:, 40:], lost)
+        assert kernels.encode_rows(bits, mine, mine.flip(0), 64, messages[:, 40:], lost)
         kernels.decode_rows(bits, messages[:, 40:], 64, decoded)
         kernels.sum_rows(bits, messages[:, 40:], 64, 0.25, summed)
         results.append((messages, lost, decoded, summed))

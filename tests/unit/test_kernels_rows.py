@@ -35,13 +35,18 @@ def apart(rows: int, length: int, gap: int = 40) -> Tensor:
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("rows", "numel", "block"), [(1, 64, 64), (3, 512, 256), (4, 9 * 1024, 64), (2, 8192, 8192)])
-def test_rows_are_messages_one_below_the_other(bits: Bits, rows: int, numel: int, block: int) -> None:
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_rows_are_messages_one_below_the_other(
+    bits: Bits, rows: int, numel: int, block: int, with_residual: bool
+) -> None:
     encode, decode = ONE_BY_ONE[bits]
     x, messages = values(rows, numel), apart(rows, row_bytes(bits, numel, block))
-    residual, finite = kernels.encode_rows(x, messages, bits=bits, block=block)
+    owed = values(rows, numel).flip(0) if with_residual else None
+    residual, finite = kernels.encode_rows(x, owed, messages, bits=bits, block=block)
     assert finite
     parts = []
-    for part, message, lost in zip(x.view(rows, -1), messages, residual.view(rows, -1), strict=True):
+    whole = x if owed is None else x + owed
+    for part, message, lost in zip(whole.view(rows, -1), messages, residual.view(rows, -1), strict=True):
         coded = encode(part, None, block=block)
         assert message.tolist() == [*coded.codes.view(torch.uint8), *coded.scales.view(torch.uint8)]
         assert torch.equal(lost, coded.residual)
@@ -93,7 +98,7 @@ def _all(backend: Any, bits: Bits, x: Tensor, rows: int, block: int) -> tuple[bo
     numel = x.numel() // rows
     messages = apart(rows, row_bytes(bits, numel, block))
     lost, decoded, summed = torch.empty_like(x), torch.empty_like(x), torch.empty(numel)
-    finite = backend.encode_rows(bits, x, block, messages, lost)
+    finite = backend.encode_rows(bits, x, x.flip(0), block, messages, lost)
     backend.decode_rows(bits, messages, block, decoded)
     backend.sum_rows(bits, messages, block, 1 / 3, summed)
     return bool(finite), messages.contiguous(), lost, decoded, summed
@@ -120,7 +125,7 @@ def test_checksums_of_rows_are_zlibs(length: int) -> None:
 )
 def test_rows_that_do_not_fit_are_refused(messages: Tensor, numel: int, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        kernels.encode_rows(torch.zeros(numel), messages, bits=4, block=64)
+        kernels.encode_rows(torch.zeros(numel), None, messages, bits=4, block=64)
     with pytest.raises(ValueError, match=told):
         kernels.decode_rows(messages, torch.zeros(numel), bits=4, block=64)
 

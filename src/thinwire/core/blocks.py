@@ -20,7 +20,7 @@ def aligned_elems(unit: UnitSpec, block: int) -> int:
 
 def to_blocks(x: Tensor, unit: UnitSpec, block: int) -> Tensor:
     """``x`` with every tensor padded; ``x`` itself where nothing is to pad."""
-    if _is_aligned(unit, block):
+    if is_aligned(unit, block):
         return x
     whole = memory.zeros(aligned_elems(unit, block), device=x.device)
     for part, place in zip(x.split(unit.sizes), _places(whole, unit, block), strict=True):
@@ -30,7 +30,7 @@ def to_blocks(x: Tensor, unit: UnitSpec, block: int) -> Tensor:
 
 def from_blocks(aligned: Tensor, unit: UnitSpec, block: int) -> Tensor:
     """Without the padding of ``to_blocks``, and without anything behind it."""
-    if _is_aligned(unit, block):
+    if is_aligned(unit, block):
         return aligned[: unit.numel]
     return memory.cat(_places(aligned, unit, block))
 
@@ -42,6 +42,6 @@ def _places(aligned: Tensor, unit: UnitSpec, block: int) -> list[Tensor]:
     return [part[:size] for part, size in zip(parts, unit.sizes, strict=True)]
 
 
-def _is_aligned(unit: UnitSpec, block: int) -> bool:
-    """The last tensor may end anywhere: nothing comes after it."""
+def is_aligned(unit: UnitSpec, block: int) -> bool:
+    """Whether every tensor begins at a block boundary. The last one may end anywhere: nothing comes after it."""
     return all(size % block == 0 for size in unit.sizes[:-1])

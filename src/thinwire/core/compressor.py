@@ -64,7 +64,8 @@ class Step:
     ``weights`` gives the parameters of the unit, flat like its gradient and not to be changed; only for compressors that
     ``need_weights``, and None where whoever drives the exchange has none. It is a function because flattening them is a
     copy, and not every step looks at them. ``importance`` likewise says, for compressors that ``need_importance``, how much
-    a unit of gradient matters to the optimizer at each coordinate.
+    a unit of gradient matters to the optimizer at each coordinate. ``owed`` is to be added to the unit first; only for
+    compressors that ``adds_owed`` says do so.
     """
 
     index: int
@@ -74,6 +75,16 @@ class Step:
     seed: int = 0
     weights: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
     importance: Tensor | None = field(default=None, compare=False, repr=False)
+    owed: Tensor | None = field(default=None, compare=False, repr=False)
+    on_not_finite: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+
+    def refuse(self, x: Tensor) -> None:
+        """Before the first round: ``x`` is not finite. Whoever drives the exchange will have the step skipped on all ranks;
+        what is sent for it no longer matters, but must be well-defined, so ``x`` becomes zeros. Where nobody skips steps
+        (a simulator) it stays as it is."""
+        if self.on_not_finite is not None:
+            self.on_not_finite()
+            x.zero_()
 
     def generator(self, purpose: str = "", *, per_rank: bool = False) -> torch.Generator:
         """Random numbers that depend on seed, step, unit and purpose only (and on the rank if ``per_rank``).
@@ -114,6 +125,15 @@ class Compressor(ABC):
     @property
     def needs_importance(self) -> bool:
         """The exchange wants to see ``Step.importance``."""
+        return False
+
+    @property
+    def checks_finite(self) -> bool:
+        """The exchange calls ``Step.refuse`` by itself: it sees all values in a pass that it makes anyway."""
+        return False
+
+    def adds_owed(self, step: Step) -> bool:
+        """The exchange adds ``Step.owed`` by itself, and checks that the sum is finite, in a pass that it makes anyway."""
         return False
 
     def at(self: Self, index: int) -> Self:

@@ -169,17 +169,20 @@ class Session:
     def _exchange(self, unit: Unit, x: Tensor, scale: float) -> Generator[Any, Any, Exchanged]:
         if scale != 1.0:
             x.div_(scale)  # residuals live in unscaled units, whatever the scaler does from step to step
-        if not kernels.all_finite(x):
-            # The step will be skipped; what this rank sends for it no longer matters, but must be well-defined.
-            self._finite = False
+        compressor, parameters = unit.compressor, self._parameters
+        if not compressor.checks_finite and not kernels.all_finite(x):
+            self._not_finite()
             x.zero_()
         self.norms.add_local(unit, x)
         self.states.add_carried(unit, x)
-        compressor, parameters = unit.compressor, self._parameters
         weights = partial(flatten, unit, parameters) if compressor.needs_weights else None
         matters = importance(unit, parameters, self._optimizer) if compressor.needs_importance else None
-        step = Step(self.step, unit.spec, self.rank, self._world_size, self.seed, weights, matters)
-        return unit.compressor.exchange(x, self.states.of(unit), step)
+        where = self.step, unit.spec, self.rank, self._world_size, self.seed
+        step = Step(*where, weights, matters, on_not_finite=self._not_finite)
+        return compressor.exchange(x, self.states.of(unit), step)
+
+    def _not_finite(self) -> None:
+        self._finite = False
 
     @property
     def agreement_numel(self) -> int:

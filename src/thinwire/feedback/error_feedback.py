@@ -51,9 +51,18 @@ class ErrorFeedback(Wrapper):
     def layout(self) -> Mapping[str, Layout]:
         return {"residual": ELEMENTWISE, **self.inner.layout()}
 
+    @property
+    def checks_finite(self) -> bool:
+        return True
+
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
-        compensated, _ = kernels.compensate(x, state["residual"], decay=self.decay, out=x)
-        done = yield from self.inner.exchange(compensated, self.inner_state(state), step)
+        if self.decay == 1.0 and self.inner.adds_owed(step):
+            step = replace(step, owed=state["residual"])
+        else:
+            _, finite = kernels.compensate(x, state["residual"], decay=self.decay, out=x)
+            if not finite:
+                step.refuse(x)
+        done = yield from self.inner.exchange(x, self.inner_state(state), step)
         residual = torch.zeros_like(done.mean) if done.residual is None else done.residual
         # What waits in the residual is not lost, so to the outside this exchange is lossless.
         return Exchanged(done.mean, None, {"residual": residual, **done.state})

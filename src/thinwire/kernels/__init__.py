@@ -239,13 +239,13 @@ def int4_decode(
 
 
 def encode_rows(
-    x: Tensor, messages: Tensor, *, bits: Bits, block: int, out: Tensor | None = None
+    grad: Tensor, residual: Tensor | None, messages: Tensor, *, bits: Bits, block: int, out: Tensor | None = None
 ) -> tuple[Tensor, bool]:
-    """`x` in equal parts, one per row of `messages` (uint8): codes of `bits`, then scales, as `int4_encode` and
-    `int8_encode` write them. The rounding error, and whether all was finite."""
-    x, _, out = check.unit(x, None, out)
-    check.rows(messages, x.numel(), bits, check.block_size(block), x)
-    return out, kernels_for(x.device.type).encode_rows(bits, x, block, messages, out)
+    """`grad + residual` in equal parts, one per row of `messages` (uint8): codes of `bits`, then scales, as `int4_encode`
+    and `int8_encode` write them. The rounding error, and whether all was finite."""
+    grad, residual, out = check.unit(grad, residual, out)
+    check.rows(messages, grad.numel(), bits, check.block_size(block), grad)
+    return out, kernels_for(grad.device.type).encode_rows(bits, grad, residual, block, messages, out)
 
 
 def decode_rows(messages: Tensor, out: Tensor, *, bits: Bits, block: int) -> Tensor:

@@ -28,9 +28,11 @@ class Rows:
     def __init__(self, encoders: Mapping[Bits, Encode], decoders: Mapping[Bits, Decode]) -> None:
         self._encoders, self._decoders = encoders, decoders
 
-    def encode_rows(self, bits: Bits, x: Tensor, block: int, messages: Tensor, out: Tensor) -> bool:
-        """Each part of `x` into its row, what was lost into `out`; whether all was finite."""
-        coded = self._encoders[bits](x, None, block, out)
+    def encode_rows(
+        self, bits: Bits, grad: Tensor, residual: Tensor | None, block: int, messages: Tensor, out: Tensor
+    ) -> bool:
+        """Each part of `grad + residual` into its row, what was lost into `out`; whether all was finite."""
+        coded = self._encoders[bits](grad, residual, block, out)
         codes, scales = (part.view(torch.uint8).view(len(messages), -1) for part in (coded.codes, coded.scales))
         messages[:, : codes.shape[1]], messages[:, codes.shape[1] :] = codes, scales
         return coded.finite

@@ -30,7 +30,7 @@ from thinwire.core import (
     UnitSpec,
     memory,
 )
-from thinwire.core.blocks import aligned_elems, from_blocks, to_blocks
+from thinwire.core.blocks import aligned_elems, from_blocks, is_aligned, to_blocks
 from thinwire.precision import WireFormat, wire_format
 
 
@@ -75,7 +75,9 @@ def sharded_mean(
     world, numel = step.world_size, x.numel()
     shard = shard_elems(numel, world, block)
     first, second = (step.generator(p, per_rank=True) if stochastic else None for p in ("sent", "owned"))
-    sent = coder.write(memory.padded(x, shard * world), 0, world, first)
+    sent = coder.write(memory.padded(x, shard * world), 0, world, first, step.owed)
+    if not sent.finite:
+        step.refuse(sent.residual)
     received = yield AllToAll.of(sent.room)
     mean = average_shard(received, coder, step, shard, x.device)
     whole, residual = yield from share_shards(mean, sent.residual, owner or coder, step, second)
@@ -102,6 +104,13 @@ class Blockwise(Compressor):
     @property
     def stochastic(self) -> bool:
         return False
+
+    def adds_owed(self, step: Step) -> bool:
+        fmt, numel = self.format, step.unit.numel
+        whole = is_aligned(step.unit, fmt.block) and numel == step.world_size * shard_elems(
+            numel, step.world_size, fmt.block
+        )
+        return whole and numel > 0 and fmt.by_rows is not None and not self.stochastic
 
     def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
         block = self.format.block

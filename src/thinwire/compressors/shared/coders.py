@@ -15,10 +15,14 @@ from thinwire.precision import Encoded, WireFormat
 
 
 class Written(NamedTuple):
-    """Shards as rows of bytes behind some headroom (``memory.with_headroom``), and what was lost."""
+    """Shards as rows of bytes behind some headroom (``memory.with_headroom``), and what was lost.
+
+    ``finite`` is False where a kernel that looked found something that is not.
+    """
 
     room: Tensor
     residual: Tensor
+    finite: bool = True
 
 
 class Coder(ABC):
@@ -31,9 +35,11 @@ class Coder(ABC):
     @abstractmethod
     def decode(self, message: Tensor, first: int, weight: float, out: Tensor, accumulate: bool) -> None: ...
 
-    def write(self, x: Tensor, first: int, rows: int, generator: torch.Generator | None) -> Written:
-        """``x`` as ``rows`` messages for shards of equal length."""
-        encoded = self.encode(x, first, generator)
+    def write(
+        self, x: Tensor, first: int, rows: int, generator: torch.Generator | None, owed: Tensor | None = None
+    ) -> Written:
+        """``x``, with what is ``owed`` added to it, as ``rows`` messages for shards of equal length."""
+        encoded = self.encode(x if owed is None else x.add_(owed), first, generator)
         return Written(to_rows(encoded, rows), encoded.residual)
 
     def average(self, messages: Reply, first: int, out: Tensor) -> None:
@@ -61,14 +67,16 @@ class FormatCoder(Coder):
         codes, scales = split_message(message, self.format, out.numel())
         self.format.decode(codes, scales, weight, out, accumulate)
 
-    def write(self, x: Tensor, first: int, rows: int, generator: torch.Generator | None) -> Written:
+    def write(
+        self, x: Tensor, first: int, rows: int, generator: torch.Generator | None, owed: Tensor | None = None
+    ) -> Written:
         fmt = self.format
         if fmt.by_rows is None or generator is not None:
-            return super().write(x, first, rows, generator)
+            return super().write(x, first, rows, generator, owed)
         room = memory.with_headroom(rows, fmt.message_bytes(x.numel() // rows), x.device)
         messages = memory.behind_headroom(room)
-        residual, _ = kernels.encode_rows(x, messages, bits=fmt.by_rows, block=fmt.block, out=x)
-        return Written(room, residual)
+        residual, finite = kernels.encode_rows(x, owed, messages, bits=fmt.by_rows, block=fmt.block, out=x)
+        return Written(room, residual, finite)
 
     def average(self, messages: Reply, first: int, out: Tensor) -> None:
         fmt = self.format

@@ -201,11 +201,13 @@ def int4_decode(codes: Tensor, scales: Tensor, block: int, weight: float, out: T
     library().tw_int4_decode(codes.data_ptr(), scales.data_ptr(), *sizes, weight, accumulate, out.data_ptr())
 
 
-def encode_rows(bits: Bits, x: Tensor, block: int, messages: Tensor, out: Tensor) -> bool:
+def encode_rows(
+    bits: Bits, grad: Tensor, residual: Tensor | None, block: int, messages: Tensor, out: Tensor
+) -> bool:
     """See `rows.Rows`."""
-    rows, numel = messages.shape[0], x.numel() // messages.shape[0]
-    target = messages.data_ptr(), messages.stride(0)
-    return bool(library().tw_encode_rows(bits, x.data_ptr(), out.data_ptr(), rows, numel, block, *target))
+    pointers = grad.data_ptr(), _pointer(residual), out.data_ptr()
+    sizes = messages.shape[0], grad.numel() // messages.shape[0], block
+    return bool(library().tw_encode_rows(bits, *pointers, *sizes, messages.data_ptr(), messages.stride(0)))
 
 
 def decode_rows(bits: Bits, messages: Tensor, block: int, out: Tensor) -> None:

@@ -76,13 +76,14 @@ EXPORT void tw_int4_decode(const uint8_t *codes, const uint16_t *scales, int64_t
 /* Rows of a message matrix: the codes of n values, then their scales. n is a whole number of blocks. */
 static int64_t code_bytes(int bits, int64_t n) { return bits == 8 ? n : n / 2; }
 
-EXPORT int tw_encode_rows(int bits, const float *x, float *out, int64_t rows, int64_t n, int64_t block,
-                          uint8_t *messages, int64_t stride) {
+EXPORT int tw_encode_rows(int bits, const float *grad, const float *residual, float *out, int64_t rows, int64_t n,
+                          int64_t block, uint8_t *messages, int64_t stride) {
     int finite = 1;
-    for (int64_t r = 0; r < rows; r++, x += n, out += n, messages += stride) {
+    for (int64_t r = 0; r < rows; r++, grad += n, out += n, messages += stride) {
+        const float *owed = residual ? residual + r * n : NULL;
         uint8_t *scales = messages + code_bytes(bits, n);
-        finite &= bits == 8 ? active->int8_encode(x, 0, out, n, block, (int8_t *)messages, (float *)scales)
-                            : active->int4_encode(x, 0, out, n, block, messages, (uint16_t *)scales);
+        finite &= bits == 8 ? active->int8_encode(grad, owed, out, n, block, (int8_t *)messages, (float *)scales)
+                            : active->int4_encode(grad, owed, out, n, block, messages, (uint16_t *)scales);
     }
     return finite;
 }
