@@ -14,7 +14,7 @@ from torch import Tensor
 from contract.menagerie import BY_NAME, MENAGERIE, Specimen
 from contract.world import Round, World, run_unit
 from thinwire.compressors.routing import Route
-from thinwire.core import Compressor, State, UnitSpec, make
+from thinwire.core import AllGather, Compressor, State, UnitSpec, make
 
 WORLD_SIZES = (1, 2, 3, 4)
 STEPS = 3
@@ -93,6 +93,18 @@ def bytes_as_declared(compressor: Compressor) -> None:
             assert done.sent_bytes == [expected] * world_size, f"{specimen.name}, {world_size} ranks"
         if world_size == 1:
             assert (done.sent_bytes, expected) == ([0], 0), specimen.name
+
+
+def rounds_as_declared(compressor: Compressor) -> None:
+    """Where ``rounds`` is said, there are no more, among all ranks, of sizes that do not depend on what is sent."""
+    if compressor.rounds is None:
+        return
+    for specimen, world_size, done in _rounds(compressor):
+        where = f"{specimen.name}, {world_size} ranks"
+        assert len(done.asked) <= compressor.rounds, where
+        for request in (one for asked in done.asked for one in asked):
+            assert request.groups is None, where
+            assert not (isinstance(request, AllGather) and request.varying), where
 
 
 def contraction(compressor: Compressor) -> None:
@@ -226,6 +238,7 @@ LAWS: tuple[Law, ...] = (
     agreement,
     conservation,
     bytes_as_declared,
+    rounds_as_declared,
     contraction,
     old_state_survives,
     mean_is_nobody_elses,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire.comm import simulate
 from thinwire.comm.merge import merge
-from thinwire.core import Compressor, Exchange, Exchanged, State, Step, TensorSpec, UnitSpec
+from thinwire.core import Compressor, Exchange, Exchanged, Request, State, Step, TensorSpec, UnitSpec
 from thinwire.engine.groups import Group, make_group
 from thinwire.engine.states import StateStore
 
@@ -24,6 +25,7 @@ class Round:
     before_copies: list[State]
     results: list[Exchanged]
     sent_bytes: list[int]
+    asked: list[tuple[Request, ...]]  # by the first rank, round by round
 
 
 def run_unit(
@@ -40,10 +42,22 @@ def run_unit(
             compressor.exchange(inputs[rank].clone(), states[rank], Step(index, unit, rank, world_size))
             for rank in range(world_size)
         ]
-        results = simulate(exchanges, sent=sent)
-        rounds.append(Round(list(inputs), states, copies, results, sent))
+        asked: list[tuple[Request, ...]] = []
+        results = simulate([_noted(exchanges[0], asked), *exchanges[1:]], sent=sent)
+        rounds.append(Round(list(inputs), states, copies, results, sent, asked))
         states = [result.state for result in results]
     return rounds
+
+
+def _noted(exchange: Exchange, asked: list[tuple[Request, ...]]) -> Exchange:
+    reply: Any = None
+    while True:
+        try:
+            request = exchange.send(reply)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        asked.append(request if isinstance(request, tuple) else (request,))
+        reply = yield request
 
 
 class World:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import thinwire
 from gloo.support import Cases, Rank, close, digest, seeded, sgd, wrap
 from thinwire.comm import Pending, Tag, Throttled, TorchDistTransport, Transport
-from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
+from thinwire.comm.job import FIRST_RESERVED_GROUP
 from thinwire.core import AllToAll, Request
 from thinwire.engine import autopilot, bookkeeping
 from thinwire.engine.autopilot import (
@@ -63,7 +63,7 @@ class SlowScatter:
     """A link on which all-to-all, which int4 needs and dense does not, takes longer than anybody predicts."""
 
     def __init__(self, inner: Transport) -> None:
-        self.inner, self.rank, self.world_size = inner, inner.rank, inner.world_size
+        self.inner, self.rank, self.world_size, self.lanes = inner, inner.rank, inner.world_size, inner.lanes
 
     def start(self, request: Request, tag: Tag) -> Pending:
         if isinstance(request, AllToAll):
@@ -75,7 +75,7 @@ class Noting:
     """Notes when gradients begin to travel."""
 
     def __init__(self, inner: Transport) -> None:
-        self.inner, self.rank, self.world_size = inner, inner.rank, inner.world_size
+        self.inner, self.rank, self.world_size, self.lanes = inner, inner.rank, inner.world_size, inner.lanes
         self.began_s: list[float] = []
 
     def start(self, request: Request, tag: Tag) -> Pending:

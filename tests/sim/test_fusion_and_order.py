@@ -23,7 +23,7 @@ from thinwire.core import AllReduce, Compressor, Exchange, Exchanged, Reply, Req
 from thinwire.engine.group_queue import GroupQueue
 from thinwire.engine.groups import Group, make_group
 from thinwire.engine.session import Session
-from thinwire.fusion import first_half, fixed_groups, parse_fusion
+from thinwire.fusion import fixed_groups, parse_fusion
 from thinwire.fusion.prepare import prepare
 
 MIXED = (
@@ -208,25 +208,40 @@ class _Fixed:
         return None
 
 
+class _TwoRounds(_Chatty):
+    """Says so."""
+
+    rounds = 2
+
+    def exchange(self, x: Tensor, state: dict[str, Tensor], step: Step) -> Exchange:
+        for _ in range(2):
+            x = yield AllReduce(x)
+        return Exchanged(x, None, state)
+
+
 @given(
     ready=st.lists(st.permutations(range(9)), min_size=2, max_size=2),
     unused=st.sets(st.integers(min_value=0, max_value=8)),
     per_group=st.integers(min_value=1, max_value=4),
+    delays=st.lists(st.sampled_from([0.0, 0.0, 0.002]), min_size=7, max_size=7),
 )
-def test_half_times_come_at_the_same_points_on_all_ranks(
-    ready: list[list[int]], unused: set[int], per_group: int
+def test_every_lane_has_the_same_order_on_all_ranks(
+    ready: list[list[int]], unused: set[int], per_group: int, delays: Sequence[float]
 ) -> None:
-    """Whatever becomes ready first, and also where the second rank has no gradient for some."""
+    """Whatever becomes ready or arrives first, and also where the second rank has no gradient for some."""
     tensors = [TensorSpec(f"t{i}", (2,)) for i in range(9)]
-    groups = [make_group(tensors[i : i + per_group], _Chatty()) for i in range(0, 9, per_group)]
+    groups = [make_group(tensors[i : i + per_group], _TwoRounds()) for i in range(0, 9, per_group)]
     orders: list[list[Tag]] = [[] for _ in range(2)]
-    world = ThreadedWorld(2)
+    world = ThreadedWorld(2, lanes=2)
 
-    def rank(index: int) -> None:
-        transport = world.transport(index, orders[index])
-        session = Session(transport, _parameters(tensors), tensors, _Chatty(), config=1, seed=0, scaler=None)
-        queue = GroupQueue(session, _Fixed(groups), lambda *_: None, lambda: [True] * 9)
-        for _ in range(2):  # in the first step nobody knows how many rounds there are
+    def rank(index: int) -> list[Tensor]:
+        transport = Delayed(
+            world.transport(index, orders[index]), lambda tag: delays[(tag.group + 3 * tag.round + index) % 7]
+        )
+        session = Session(transport, _parameters(tensors), tensors, _TwoRounds(), config=1, seed=0, scaler=None)
+        means: list[Tensor] = []
+        queue = GroupQueue(session, _Fixed(groups), lambda _, mean: means.append(mean), lambda: [True] * 9)
+        for _ in range(2):
             for i in ready[index]:
                 if index == 0 or i not in unused:
                     queue.add(f"t{i}", torch.ones(2))
@@ -235,20 +250,17 @@ def test_half_times_come_at_the_same_points_on_all_ranks(
             queue.end_step()
             queue.clear()
         session.scheduler.close()
+        return means
 
-    run_ranks(rank, 2)
-    assert orders[0] == orders[1]
-    started = [(tag.group, tag.round) for tag in orders[0] if tag.step == 1]
-    assert len(started) == sum(2 * min(per_group, 9 - first) for first in range(0, 9, per_group))
-    if 1 < per_group < 9:
-        assert started.index((0, 1)) < started.index((1, 0)), "the second round does not wait for the next group"
-
-
-def test_first_half() -> None:
-    tensors = [TensorSpec(f"t{i}", (size,)) for i, size in enumerate((2, 2, 3, 1))]
-    assert first_half(tensors) == tuple(tensors[:2])
-    assert first_half(tensors[2:]) == ()
-    assert first_half(tensors[:1]) == ()
+    for means in run_ranks(rank, 2):
+        assert len(means) == 18
+    for lane in range(2):
+        mine, other = ([tag for tag in order if tag.round == lane] for order in orders)
+        assert mine == other
+        assert [(tag.step, tag.group) for tag in mine] == [
+            (step, group) for step in range(2) for group in range(len(groups))
+        ]
+    assert not [thread for thread in threading.enumerate() if thread.name == "thinwire-comm"]
 
 
 def test_regrouping_keeps_the_residuals() -> None:

@@ -16,24 +16,27 @@ T = TypeVar("T")
 TIMEOUT_S = 20.0
 
 
-class ThreadedWorld:
-    """Matches the i-th request of every rank, as a process group does, and answers when all have asked."""
+Number = tuple[int, int]  # of a message: its lane, and how many were started there before
 
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
-        self._asked: dict[int, dict[int, Request]] = defaultdict(dict)
-        self._replies: dict[int, list[Reply]] = {}
+
+class ThreadedWorld:
+    """Matches the i-th request of every rank in a lane, as process groups do, and answers when all have asked."""
+
+    def __init__(self, world_size: int, lanes: int = 1) -> None:
+        self.world_size, self.lanes = world_size, lanes
+        self._asked: dict[Number, dict[int, Request]] = defaultdict(dict)
+        self._replies: dict[Number, list[Reply]] = {}
         self._changed = threading.Condition()
 
     def transport(self, rank: int, order: list[Tag] | None = None) -> ThreadedTransport:
         return ThreadedTransport(self, rank, order if order is not None else [])
 
-    def put(self, number: int, rank: int, request: Request) -> None:
+    def put(self, number: Number, rank: int, request: Request) -> None:
         with self._changed:
             self._asked[number][rank] = request
             self._changed.notify_all()
 
-    def get(self, number: int, rank: int) -> Reply:
+    def get(self, number: Number, rank: int) -> Reply:
         with self._changed:
             complete = self._changed.wait_for(lambda: len(self._asked[number]) == self.world_size, TIMEOUT_S)
             assert complete, f"message {number} waits for ranks other than {sorted(self._asked[number])}"
@@ -46,11 +49,13 @@ class ThreadedTransport:
     """One rank's end."""
 
     def __init__(self, world: ThreadedWorld, rank: int, order: list[Tag]) -> None:
-        self.world, self.rank, self.world_size = world, rank, world.world_size
-        self._order, self._started = order, 0
+        self.world, self.rank, self.world_size, self.lanes = world, rank, world.world_size, world.lanes
+        self._order, self._started = order, [0] * world.lanes
 
     def start(self, request: Request, tag: Tag) -> Pending:
-        number, self._started = self._started, self._started + 1
+        lane = min(tag.round, self.lanes - 1)
+        number = lane, self._started[lane]
+        self._started[lane] += 1
         self._order.append(tag)
         self.world.put(number, self.rank, request)
         return Later(lambda: self.world.get(number, self.rank))

@@ -21,7 +21,7 @@ BODY = torch.arange(20, dtype=torch.uint8)
 class Echo:
     """A world of two in which rank 1 sends what ``change`` makes of rank 0's message."""
 
-    rank, world_size = 0, 2
+    rank, world_size, lanes = 0, 2, 1
 
     def __init__(self, change: Callable[[Tensor], Tensor] = lambda message: message) -> None:
         self.change = change

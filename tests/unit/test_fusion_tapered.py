@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from thinwire.core import TensorSpec
 from thinwire.fusion import tapered_groups
+from thinwire.fusion.tapered import FULL_GROUPS
 
 
 def tensors_of(sizes: list[int]) -> list[TensorSpec]:
@@ -16,9 +17,15 @@ def test_every_tensor_once_and_in_order(sizes: list[int], last_bytes: int) -> No
     tensors = tensors_of(sizes)
     groups = tapered_groups(tensors, last_bytes=last_bytes, cap_bytes=8 * last_bytes)
     assert [tensor for group in groups for tensor in group] == tensors
+    cap_bytes = max(8 * last_bytes, sum(4 * size for size in sizes) // FULL_GROUPS)
     for distance, group in enumerate(reversed(groups)):
-        limit_bytes = min(2**distance, 8) * last_bytes
-        assert len(group) == 1 or 4 * sum(t.numel for t in group) <= limit_bytes
+        limit_bytes = min(2**distance * last_bytes, cap_bytes)
+        if 4 * sum(t.numel for t in group) > limit_bytes:
+            assert 8 * sum(t.numel for t in group[1:]) < limit_bytes, (
+                "only a group that is not half full may grow so far"
+            )
+        elif distance < len(groups) - 1:
+            assert 8 * sum(t.numel for t in group) >= limit_bytes, "only the first may be small"
 
 
 def test_sizes_double_towards_the_front() -> None:
@@ -26,6 +33,14 @@ def test_sizes_double_towards_the_front() -> None:
     assert [len(group) for group in groups] == [32, 16, 8, 4]
 
 
-def test_a_large_tensor_is_a_group_of_its_own() -> None:
+def test_a_large_tensor_takes_what_little_there_is_along() -> None:
     groups = tapered_groups(tensors_of([10, 100_000, 10]), last_bytes=100)
-    assert [[t.numel for t in group] for group in groups] == [[10], [100_000], [10]]
+    assert [[t.numel for t in group] for group in groups] == [[10], [100_000, 10]]
+    groups = tapered_groups(tensors_of([20, 100_000, 20]), last_bytes=100)
+    assert [[t.numel for t in group] for group in groups] == [[20], [100_000], [20]]
+
+
+def test_the_groups_of_a_large_model_are_large_instead_of_many() -> None:
+    groups = tapered_groups(tensors_of([1 << 18] * 1000))
+    assert 8 <= len(groups) <= 16
+    assert max(len(group) for group in groups) == 125

@@ -25,7 +25,7 @@ BITS_PER_S = 400e6
 class _Echo:
     """Three ranks, of which the other two do as this one does."""
 
-    rank, world_size = 0, 3
+    rank, world_size, lanes = 0, 3, 1
 
     def __init__(self) -> None:
         self.asked: list[Request] = []

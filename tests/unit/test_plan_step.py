@@ -98,7 +98,7 @@ def test_one_wire_and_one_thread(groups: list[GroupWork], rest_s: float) -> None
 
 
 class _Instant:
-    rank, world_size = 0, 1
+    rank, world_size, lanes = 0, 1, 1
 
     def start(self, request: Request, tag: Tag) -> Pending:
         return Later(lambda: [request.message])  # type: ignore[union-attr]
@@ -109,20 +109,41 @@ def _exchange(rounds: int) -> Generator[tuple[Request, ...], Any, None]:
         yield (AllGather(torch.zeros(1, dtype=torch.uint8)),)
 
 
-@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("rounds", [[1, 1, 1], [2, 2, 2], [3, 1, 2, 1], [1, 3, 3]])
-def test_the_order_is_that_of_the_real_scheduler(rounds: list[int], halves: bool) -> None:
+def test_the_order_is_that_of_the_real_scheduler(rounds: list[int]) -> None:
     scheduler = Scheduler(_Instant())
     for step in range(2):  # in the first one nobody knows yet which round is a group's last
         scheduler.take_spans()
         for group, count in enumerate(rounds):
-            if halves and max(rounds) > 1:
-                scheduler.advance()
             scheduler.submit(partial(_exchange, count), lambda _: None, step=step, group=group)
         scheduler.flush().wait(10)
     scheduler.close()
     coding = [(span.activity, span.group) for span in scheduler.take_spans() if span.activity != "wire"]
-    half_s = 0.0 if halves else None
-    groups = [GroupWork(0.0, (0.1,) * (count + 1), ((Message(0.1),),) * count, half_s) for count in rounds]
+    groups = [GroupWork(0.0, (0.1,) * (count + 1), ((Message(0.1),),) * count) for count in rounds]
     done = simulate_groups(groups, 0.0, SPARE)
     assert [(span.activity, span.group) for span in done.spans if span.activity in ("encode", "decode")] == coding
+
+
+def test_in_lanes_a_second_round_waits_for_no_other_group() -> None:
+    """The second group is ready late; as a wavefront the first one's second round would wait for it."""
+    groups = [GroupWork(ready_s, (0.0, 0.0, 0.0), ((Message(0.1),),) * 2) for ready_s in (0.0, 1.0)]
+    messages = [
+        [(span.group, round(span.start_s, 6)) for span in simulated.spans if span.activity == "wire"]
+        for simulated in (simulate_groups(groups, 1.0, SPARE, in_lanes=in_lanes) for in_lanes in (False, True))
+    ]
+    assert messages == [[(0, 0.0), (1, 1.0), (0, 1.1), (1, 1.2)], [(0, 0.0), (0, 0.1), (1, 1.0), (1, 1.1)]]
+
+
+@given(works(), SECONDS)
+def test_lanes_keep_the_order_of_every_round(groups: list[GroupWork], rest_s: float) -> None:
+    backward_s = groups[-1].ready_s + rest_s
+    done = simulate_groups(groups, backward_s, SPARE, in_lanes=True)
+    sent = [span for span in done.spans if span.activity == "wire"]
+    wanted = [(group, message.sent_bytes) for group, one in enumerate(groups) for r in one.rounds for message in r]
+    assert len(sent) == len(wanted)
+    assert all(left.end_s <= right.start_s + 1e-9 for left, right in pairwise(sent)), "one wire"
+    firsts = list(dict.fromkeys(span.group for span in done.spans if span.activity == "encode"))
+    assert firsts == list(range(len(groups)))
+    wire_s = sum(message.wire_s for group in groups for one in group.rounds for message in one)
+    busy_s = sum(sum(group.stages_s) for group in groups)
+    assert backward_s <= done.finish_s <= backward_s + wire_s + busy_s + 1e-9

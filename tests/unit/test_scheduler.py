@@ -13,7 +13,6 @@ import torch
 
 from sim.threads import ThreadedWorld
 from thinwire.comm import Scheduler, Tag, Ticket
-from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
 from thinwire.comm.transport import Later
 from thinwire.core import AllReduce, DesyncError, Request, TransportError
 
@@ -58,18 +57,10 @@ def test_messages_start_as_a_wavefront(scheduler: Scheduler, order: list[Tag]) -
     assert {tag.step for tag in order} == {7}
 
 
-def test_groups_go_on_between_submissions(scheduler: Scheduler, order: list[Tag]) -> None:
-    for group in range(2):
-        scheduler.submit(partial(rounds, 2), lambda _: None, step=0, group=group)
-        scheduler.advance()
-    scheduler.flush().wait(5)
-    assert [(tag.group, tag.round) for tag in order] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-
-
 class _HeldBack:
     """Replies to the first group of the second step only once the third group of it has been started."""
 
-    rank, world_size = 0, 1
+    rank, world_size, lanes = 0, 1, 1
 
     def __init__(self) -> None:
         self._third = threading.Event()
@@ -98,6 +89,51 @@ def test_a_last_reply_keeps_no_group_back() -> None:
     assert results == [[1.0]] * 6
 
 
+class _SecondGroupFirst(_HeldBack):
+    """Two lanes; replies to the second group's first round only once the first group's second round has been started."""
+
+    lanes = 2
+
+    def start(self, request: Request, tag: Tag) -> Later:
+        if (tag.group, tag.round) == (0, 1):
+            self._third.set()
+
+        def reply() -> torch.Tensor:
+            if (tag.group, tag.round) == (1, 0):
+                assert self._third.wait(5), "a second round was kept back by another group's first"
+            assert isinstance(request, AllReduce)
+            return request.tensor
+
+        return Later(reply)
+
+
+@pytest.fixture
+def in_lanes() -> Iterator[Scheduler]:
+    scheduler = Scheduler(_SecondGroupFirst())
+    scheduler.in_lanes = True
+    yield scheduler
+    scheduler.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "thinwire-comm"]
+
+
+def test_in_lanes_rounds_do_not_wait_for_each_other(in_lanes: Scheduler) -> None:
+    results: list[Any] = []
+    ended: list[str] = []
+    for group, count in enumerate((2, 2, 1)):
+        in_lanes.submit(partial(rounds, count, float(group)), results.append, step=0, group=group)
+    in_lanes.flush(lambda: ended.append("flush")).wait(10)
+    assert sorted(results) == [[0.0, 0.0], [1.0, 1.0], [2.0]]
+    assert ended == ["flush"]
+
+
+def test_more_rounds_than_were_declared_are_an_error_not_a_hang(in_lanes: Scheduler) -> None:
+    ticket = in_lanes.submit(partial(rounds, 3), lambda _: None, step=0, group=0)
+    with pytest.raises(AssertionError, match="more rounds than were declared"):
+        in_lanes.flush().wait(10)
+    with pytest.raises(AssertionError, match="more rounds"):
+        ticket.wait(5)
+
+
 @pytest.mark.parametrize("counts", [(1, 3), (3, 1), (2, 2)])
 def test_other_rounds_than_in_the_step_before_are_run_to_their_end(
     scheduler: Scheduler, counts: tuple[int, ...]
@@ -109,17 +145,6 @@ def test_other_rounds_than_in_the_step_before_are_run_to_their_end(
         scheduler.flush().wait(5)
     expected = [[float(group)] * count for count in counts for group in range(3)]
     assert sorted(results) == sorted(expected)
-
-
-def test_rounds_are_those_of_the_last_step(scheduler: Scheduler) -> None:
-    assert scheduler.rounds == 0
-    for counts in ((1, 3, 2), (1, 1)):
-        for group, count in enumerate(counts):
-            scheduler.submit(partial(rounds, count), lambda _: None, step=0, group=group)
-        scheduler.flush().wait(5)
-        scheduler.submit(partial(rounds, 5), lambda _: None, step=0, group=FIRST_RESERVED_GROUP)
-        scheduler.flush().wait(5)
-        assert scheduler.rounds == max(counts), "what is asked between steps does not count"
 
 
 def test_flush_ends_what_was_submitted_before_it(scheduler: Scheduler) -> None:

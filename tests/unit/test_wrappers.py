@@ -20,7 +20,7 @@ def _alone() -> ThreadedWorld:
 class _Two:
     """Says that it is one of two, and answers with the request itself."""
 
-    rank, world_size = 0, 2
+    rank, world_size, lanes = 0, 2, 1
 
     def start(self, request: AllReduce | AllGather, tag: Tag):  # type: ignore[no-untyped-def]
         return _alone().transport(0).start(request, tag)

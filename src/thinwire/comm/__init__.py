@@ -1,13 +1,15 @@
 """Who answers an exchange: real process groups, a simulator, wrappers around either, and the scheduler."""
 
 from thinwire.comm.framing import Framed
-from thinwire.comm.scheduler import Scheduler, Ticket
+from thinwire.comm.job import Ticket
+from thinwire.comm.scheduler import Scheduler
 from thinwire.comm.simulate import simulate
-from thinwire.comm.torch_dist import TorchDistTransport
+from thinwire.comm.torch_dist import GLOO_LANES, TorchDistTransport
 from thinwire.comm.transport import Pending, Tag, Transport
 from thinwire.comm.wrappers import Counting, Delayed, Faulty, Throttled
 
 __all__ = [
+    "GLOO_LANES",
     "Counting",
     "Delayed",
     "Faulty",

@@ -45,7 +45,7 @@ class Framed:
 
     def __init__(self, inner: Transport, config: int = 0) -> None:
         self.inner, self.config = inner, config
-        self.rank, self.world_size = inner.rank, inner.world_size
+        self.rank, self.world_size, self.lanes = inner.rank, inner.world_size, inner.lanes
 
     def start(self, request: Request, tag: Tag) -> Pending:
         if isinstance(request, AllGather):

@@ -1,14 +1,20 @@
-"""One communication thread that owns the order of all messages.
+"""The order of all messages: a communication thread that owns it, or one for each round.
 
 Ranks finish things at different times, so nothing that happens on the network may depend on what finished first: the order
 of messages is a function of the order of submission alone. (PyTorch's PowerSGD hook starts its second collective from a
 completion callback; with several buckets on gloo the ranks interleave differently and the job dies of a size mismatch.)
 
-The order is a wavefront. When group i is submitted, its first round is started; then every older group still under way, the
-oldest first, gets its replies and starts its next round. So group i+1 is encoded and on the wire while group i is being
-decoded, and methods of several rounds overlap with each other. ``advance`` does the second half of that between two
-submissions. A group in what was its last round in the step before is passed over: it has nothing more to start, and waiting
-for its replies would only keep the next group back. ``flush`` ends a step: it runs all groups to their end.
+Where a transport has several *lanes*, order matters only within a lane, and the first rounds of all groups travel in one
+lane, their second rounds in another. So each round has a thread of its own: the first one encodes groups in the order of
+submission and starts them, the next one waits for their replies in the same order and starts their second round, and so on.
+No round waits for another group's, yet every lane has the same order on all ranks.
+
+With one lane, or groups whose rounds are not known beforehand, one thread does it all and the order is a wavefront. When
+group i is submitted, its first round is started; then every older group still under way, the oldest first, gets its replies
+and starts its next round. So group i+1 is encoded and on the wire while group i is being decoded, and methods of several
+rounds overlap with each other. A group in what was its last round in the step before is passed over: it has nothing more to
+start, and waiting for its replies would only keep the next group back. ``flush`` ends a step: it runs all groups to their
+end.
 """
 
 from __future__ import annotations
@@ -17,100 +23,40 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from thinwire.comm.job import Flush, Job, Rounds, Ticket
 from thinwire.comm.trace import Activity, Span
-from thinwire.comm.transport import Pending, Tag, Transport
-from thinwire.core import Request, ThinwireError, TransportError, memory
+from thinwire.comm.transport import Tag, Transport
+from thinwire.core import ThinwireError, memory
 
 log = logging.getLogger(__name__)
-# Group numbers from here on belong to no fusion group: agreements, set-up.
-FIRST_RESERVED_GROUP = 0xFFFF_0000
-Rounds = Generator[tuple[Request, ...], Any, Any]
+_Items = queue.SimpleQueue[Job | Flush | None]
 
 
 @dataclass
 class Seconds:
-    """Where the communication thread's time goes."""
+    """Where the time of the communication threads goes."""
 
     encode_s: float = 0.0
     wire_s: float = 0.0
     decode_s: float = 0.0
 
 
-class Ticket:
-    """A submitted group."""
-
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-        self._callback: Callable[[BaseException | None], None] | None = None
-        self._lock = threading.Lock()
-
-    def finish(self, error: BaseException | None = None) -> None:
-        with self._lock:
-            self._error = error
-            self._done.set()
-            callback = self._callback
-        if callback is not None:
-            callback(error)
-
-    def then(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call ``callback`` with the error, or None, once the group is done; at once if it already is."""
-        with self._lock:
-            self._callback = callback
-            late = self._done.is_set()
-        if late:
-            callback(self._error)
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Block until the group is done; raises what went wrong with it."""
-        if not self._done.wait(timeout_s):
-            raise TransportError(f"no answer from the communication thread within {timeout_s} s; is a rank missing?")
-        if self._error is not None:
-            raise self._error
-
-
-@dataclass
-class _Job:
-    """One group on its way through the rounds."""
-
-    prepare: Callable[[], Rounds]
-    done: Callable[[Any], None]
-    tag: Tag
-    ticket: Ticket
-    context: AbstractContextManager[Any]
-    exchange: Rounds | None = None
-    pending: list[Pending] = field(default_factory=list)
-    rounds: int = 0
-    sent_s: float = 0.0
-    sent_bytes: int = 0
-
-    @property
-    def traced_group(self) -> int:
-        return self.tag.group if self.tag.group < FIRST_RESERVED_GROUP else -1
-
-
-class _Advance:
-    pass
-
-
-@dataclass
-class _Flush:
-    done: Callable[[], None]
-    ticket: Ticket
-
-
 class Scheduler:
-    """Runs submitted groups on ``transport`` from a thread of its own.
+    """Runs submitted groups on ``transport`` from threads of its own.
 
     Args:
         device: where the gradients live. On CUDA the thread works on a side stream that waits for the submitting one.
+
+    Attributes:
+        in_lanes: what is submitted from now on takes at most as many rounds as there are lanes, of which all ranks know
+            the sizes beforehand. To be changed between steps only, on all ranks alike.
     """
 
     def __init__(self, transport: Transport, device: torch.device | None = None) -> None:
@@ -118,36 +64,35 @@ class Scheduler:
         self.seconds = Seconds()
         self.pool = memory.Pool()
         self.spans: list[Span] = []
-        self.rounds = 0  # the most that a fusion group took in the last step; the same on all ranks
+        self.in_lanes = False
         on_cuda = device is not None and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_cuda else None
-        self._queue: queue.SimpleQueue[_Job | _Advance | _Flush | None] = queue.SimpleQueue()
-        self._live: list[_Job] = []
-        self._rounds = 0
+        self._queue: _Items = queue.SimpleQueue()
+        self._live: list[Job] = []  # of the wavefront
         self._took: dict[int, int] = {}  # rounds of each group when it was last exchanged; the same on all ranks
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="thinwire-comm", daemon=True)
-        self._thread.start()
+        self._books = threading.Lock()
+        self._awaited: list[_Items] = [queue.SimpleQueue() for _ in range(transport.lanes)]
+        works = [self._work_off, *(lambda lane=lane: self._await_replies(lane) for lane in range(transport.lanes))]
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,), name="thinwire-comm", daemon=True)
+            for work in (works if transport.lanes > 1 else works[:1])
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, prepare: Callable[[], Rounds], done: Callable[[Any], None], *, step: int, group: int) -> Ticket:
         """Queue a group. ``prepare`` makes its exchange and ``done`` takes its results, both in the thread."""
         ticket = Ticket()
-        self._queue.put(_Job(prepare, done, Tag(step, group), ticket, self._side_stream()))
+        self._queue.put(Job(prepare, done, Tag(step, group), self.in_lanes, ticket, self._side_stream()))
         return ticket
-
-    def advance(self) -> None:
-        """Let every group under way get its replies and start its next round, the oldest first.
-
-        All ranks do so at the same points of their submissions.
-        """
-        self._queue.put(_Advance())
 
     def flush(self, done: Callable[[], None] | None = None) -> Ticket:
         """End a step: all groups submitted so far run to their end, then ``done`` is called, in the thread.
 
         All ranks flush at the same points.
         """
-        flush = _Flush(done or (lambda: None), Ticket())
+        flush = Flush(done or (lambda: None), self.in_lanes, Ticket())
         self._queue.put(flush)
         return flush.ticket
 
@@ -157,10 +102,11 @@ class Scheduler:
         return spans
 
     def close(self) -> None:
-        """Stop the thread. Groups under way are run to their end first."""
-        if self._thread.is_alive():
+        """Stop the threads. Groups under way are run to their end first."""
+        if self._threads[0].is_alive():
             self._queue.put(None)
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def join_streams(self) -> None:
         """Make the caller's CUDA stream wait for the side stream; nothing to do on CPU."""
@@ -173,27 +119,46 @@ class Scheduler:
         self._stream.wait_stream(torch.cuda.current_stream())
         return torch.cuda.stream(self._stream)
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], None]) -> None:
         with memory.recycling(self.pool):
-            self._work_off()
+            work()
 
     def _work_off(self) -> None:
+        """The first thread: whatever is submitted, as it comes."""
         while (item := self._queue.get()) is not None:
-            if isinstance(item, _Flush):
+            if item.in_lanes:
+                if isinstance(item, Job):
+                    self._guarded(self._begin, item)
+                self._awaited[0].put(item)
+            elif isinstance(item, Flush):
+                self._drain()
                 self._end(item)
-                continue
-            older = self._with_more_to_start()
-            if isinstance(item, _Job):
+            else:
+                older = self._with_more_to_start()
+                self._live.append(item)
                 self._guarded(self._begin, item)
-            for job in older:
-                self._guarded(self._resume, job)
+                for job in older:
+                    self._guarded(self._resume, job)
         self._drain()
+        self._awaited[0].put(None)
 
-    def _with_more_to_start(self) -> list[_Job]:
+    def _await_replies(self, lane: int) -> None:
+        """The thread of a lane: takes the replies to what was started there, in that order."""
+        onward = self._awaited[lane + 1] if lane + 1 < len(self._awaited) else None
+        while (item := self._awaited[lane].get()) is not None:
+            if isinstance(item, Job) and not item.ticket.done:
+                self._guarded(self._resume, item)
+            if onward is not None:
+                onward.put(item)
+            elif isinstance(item, Flush):
+                self._end(item)
+        if onward is not None:
+            onward.put(None)
+
+    def _with_more_to_start(self) -> list[Job]:
         return [job for job in self._live if job.rounds != self._took.get(job.tag.group)]
 
-    def _end(self, flush: _Flush) -> None:
-        self._drain()
+    def _end(self, flush: Flush) -> None:
         try:
             if self._error is None:
                 flush.done()
@@ -201,8 +166,6 @@ class Scheduler:
             log.exception("the end of a step failed")
             self._error = error
         self.pool.end_step()
-        if self._rounds:
-            self.rounds, self._rounds = self._rounds, 0
         flush.ticket.finish(self._error)
 
     def _drain(self) -> None:
@@ -210,7 +173,7 @@ class Scheduler:
             for job in self._with_more_to_start() or list(self._live):
                 self._guarded(self._resume, job)
 
-    def _guarded(self, advance: Callable[[_Job], None], job: _Job) -> None:
+    def _guarded(self, advance: Callable[[Job], None], job: Job) -> None:
         """After a failure nothing more is sent: other ranks must not get messages out of turn."""
         try:
             if self._error is None:
@@ -224,33 +187,34 @@ class Scheduler:
             self._error = error
         self._leave(job, self._error)
 
-    def _begin(self, job: _Job) -> None:
-        self._live.append(job)
+    def _begin(self, job: Job) -> None:
         started_s = time.perf_counter()
         with _label("encode"):
             job.exchange = job.prepare()
             self._advance(job, None)
         self._account("encode", started_s, time.perf_counter(), job)
 
-    def _resume(self, job: _Job) -> None:
+    def _resume(self, job: Job) -> None:
         started_s, sent_s, sent_bytes = time.perf_counter(), job.sent_s, job.sent_bytes
         with _label("wire"):
             replies = tuple(pending.wait() for pending in job.pending)
         arrived_s = time.perf_counter()
         with _label("decode"):
             self._advance(job, replies)
-        self.seconds.wire_s += arrived_s - started_s
+        with self._books:
+            self.seconds.wire_s += arrived_s - started_s
         self.spans.append(Span("wire", sent_s, arrived_s, job.traced_group, sent_bytes))
         self._account("decode", arrived_s, time.perf_counter(), job)
 
-    def _account(self, activity: Literal["encode", "decode"], start_s: float, end_s: float, job: _Job) -> None:
-        if activity == "encode":
-            self.seconds.encode_s += end_s - start_s
-        else:
-            self.seconds.decode_s += end_s - start_s
+    def _account(self, activity: Literal["encode", "decode"], start_s: float, end_s: float, job: Job) -> None:
+        with self._books:
+            if activity == "encode":
+                self.seconds.encode_s += end_s - start_s
+            else:
+                self.seconds.decode_s += end_s - start_s
         self.spans.append(Span(activity, start_s, end_s, job.traced_group))
 
-    def _advance(self, job: _Job, replies: tuple[Any, ...] | None) -> None:
+    def _advance(self, job: Job, replies: tuple[Any, ...] | None) -> None:
         assert job.exchange is not None
         try:
             requests = job.exchange.send(replies)
@@ -259,15 +223,14 @@ class Scheduler:
             job.done(stop.value)
             self._leave(job, None)
             return
+        assert not job.in_lanes or job.rounds < self.transport.lanes, f"{job.tag}: more rounds than were declared"
         tag = job.tag._replace(round=job.rounds)
         job.sent_s = time.perf_counter()
         job.sent_bytes = sum(request.sent_bytes(self.transport.world_size) for request in requests)
         job.pending = [self.transport.start(request, tag) for request in requests]
         job.rounds += 1
-        if job.tag.group < FIRST_RESERVED_GROUP:
-            self._rounds = max(self._rounds, job.rounds)
 
-    def _leave(self, job: _Job, error: BaseException | None) -> None:
+    def _leave(self, job: Job, error: BaseException | None) -> None:
         if job in self._live:
             self._live.remove(job)
         job.ticket.finish(error)

@@ -5,6 +5,7 @@ Only collectives that both backends have, on dtypes that both have, are used; ev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from thinwire.core.request import Groups, alone
 
 # Renamed in torch 2.13; the old name warns there, the new one is missing before.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+GLOO_LANES = 2  # process groups: one for the first round of each fusion group, one for its second
 _SHORT_BYTES = 32 << 10  # of a message of which the hops cost more than the bytes
 _ROLL_CALL = timedelta(seconds=10)
 _OPS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -32,9 +34,16 @@ class TorchDistTransport:
 
     Args:
         roll_call: a gloo group over the same ranks, used only after a failure, to find out which rank is missing.
+        later: groups over the same ranks, one for each further lane. With gloo they work side by side; with NCCL, whose
+            communicators must be used in the same order everywhere, there must be none.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, roll_call: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        roll_call: dist.ProcessGroup | None = None,
+        later: Sequence[dist.ProcessGroup] = (),
+    ) -> None:
         self.group = group if group is not None else dist.group.WORLD
         self.roll_call = roll_call
         self.rank = dist.get_rank(self.group)
@@ -42,8 +51,15 @@ class TorchDistTransport:
         self._parts: dict[Groups, TorchDistTransport | None] = {}
         self._has_gloo = "gloo" in dist.get_backend(self.group)
         self._last_pairs: pairs.PairwiseAllToAll | None = None
+        self._later = [TorchDistTransport(one, roll_call) for one in later]
+
+    @property
+    def lanes(self) -> int:
+        return 1 + len(self._later)
 
     def start(self, request: Request, tag: Tag) -> Pending:
+        if self._later and tag.round > 0 and request.groups is None:
+            return self._later[min(tag.round, len(self._later)) - 1].start(request, tag)
         try:
             pending = self._start(request)
         except RuntimeError as error:

@@ -27,13 +27,20 @@ class Pending(Protocol):
 
 
 class Transport(Protocol):
-    """Answers requests. ``start`` and ``wait`` must be called in the same order on all ranks."""
+    """Answers requests. ``start`` and ``wait`` must be called in the same order on all ranks, in each lane by itself.
+
+    Round r of a group travels in lane r, later ones than there are lanes in the last one. What is in different lanes may be
+    started from different threads and in any order.
+    """
 
     @property
     def rank(self) -> int: ...
 
     @property
     def world_size(self) -> int: ...
+
+    @property
+    def lanes(self) -> int: ...
 
     def start(self, request: Request, tag: Tag) -> Pending: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ LENGTH_BYTES = 8  # of an announced length
 class _Around:
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
-        self.rank, self.world_size = inner.rank, inner.world_size
+        self.rank, self.world_size, self.lanes = inner.rank, inner.world_size, inner.lanes
 
 
 class Counting(_Around):
@@ -28,20 +29,26 @@ class Counting(_Around):
         super().__init__(inner)
         self.sent_bytes = 0
         self.messages: Counter[str] = Counter()
+        self._books = threading.Lock()
 
     def start(self, request: Request, tag: Tag) -> Pending:
-        self.messages[type(request).__name__] += 1
+        with self._books:
+            self.messages[type(request).__name__] += 1
         pending = self.inner.start(request, tag)
         if isinstance(request, AllGather) and request.varying:
             return Later(lambda: self._counted(pending.wait()))
-        self.sent_bytes += request.sent_bytes(self.world_size)
+        self._count(request.sent_bytes(self.world_size))
         return pending
 
     def _counted(self, messages: Reply) -> Reply:
         """Lengths differ: each is told first, and all messages travel as long as the longest, in whole 8 bytes."""
         longest = max(message.numel() for message in messages)
-        self.sent_bytes += (len(messages) - 1) * (LENGTH_BYTES + -(-longest // 8) * 8)
+        self._count((len(messages) - 1) * (LENGTH_BYTES + -(-longest // 8) * 8))
         return messages
+
+    def _count(self, sent_bytes: int) -> None:
+        with self._books:  # lanes are driven by threads of their own
+            self.sent_bytes += sent_bytes
 
 
 class Throttled(_Around):

@@ -52,6 +52,10 @@ class PowerSGD(Compressor):
     def layout(self) -> Mapping[str, Layout]:
         return {"q": Layout(self._q_elems, replicated=True)}
 
+    @property
+    def rounds(self) -> int:
+        return 2
+
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         tensors = step.unit.tensors
         matrices = [part.view(t.matrix_shape) for t, part in zip(tensors, x.split(step.unit.sizes), strict=True)]

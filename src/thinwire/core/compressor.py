@@ -128,6 +128,12 @@ class Compressor(ABC):
         return False
 
     @property
+    def rounds(self) -> int | None:
+        """In how many rounds it is done at most, where all of them are among all ranks and of sizes that these know
+        beforehand; None: that is not so, or depends. Such rounds need not wait for those of other groups."""
+        return None
+
+    @property
     def checks_finite(self) -> bool:
         """The exchange calls ``Step.refuse`` by itself: it sees all values in a pass that it makes anyway."""
         return False
@@ -195,6 +201,10 @@ class Codec(Compressor):
 
     summable: ClassVar[bool] = False
     varying: ClassVar[bool] = False
+
+    @property
+    def rounds(self) -> int | None:
+        return 1 if type(self).exchange is Codec.exchange and not self.varying else None
 
     @abstractmethod
     def encode(self, x: Tensor, step: Step) -> Payload: ...

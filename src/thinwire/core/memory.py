@@ -35,7 +35,7 @@ class _Block:
 
 
 class Pool:
-    """Blocks of memory in sizes of at most an eighth more than asked for.
+    """Blocks of memory in sizes of at most an eighth more than asked for. Threads may share one.
 
     Attributes:
         made: how many blocks were ever made; constant once training is under way.
@@ -44,6 +44,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.made = 0
+        self._lock = threading.Lock()
         self._step = 0
         self._blocks: dict[int, list[_Block]] = {}
 
@@ -53,24 +54,26 @@ class Pool:
 
     def take(self, nbytes: int) -> Tensor:
         """At least ``nbytes`` of memory as uint8, with anything in it."""
-        blocks = self._blocks.setdefault(_rounded(nbytes), [])
-        for block in blocks:
-            if block.free:
-                break
-        else:
-            block = self._make(_rounded(nbytes))
-            blocks.append(block)
-        block.used_in = self._step
-        return block.memory[:nbytes]
+        with self._lock:
+            blocks = self._blocks.setdefault(_rounded(nbytes), [])
+            for block in blocks:
+                if block.free:
+                    break
+            else:
+                block = self._make(_rounded(nbytes))
+                blocks.append(block)
+            block.used_in = self._step
+            return block.memory[:nbytes]
 
     def end_step(self) -> None:
         """Give back what has not been used for many steps, for example after a change of the fusion groups."""
-        self._step += 1
-        if self._step % IDLE_STEPS:
-            return
-        oldest = self._step - IDLE_STEPS
-        kept = {size: [b for b in blocks if b.used_in >= oldest] for size, blocks in self._blocks.items()}
-        self._blocks = {size: blocks for size, blocks in kept.items() if blocks}
+        with self._lock:
+            self._step += 1
+            if self._step % IDLE_STEPS:
+                return
+            oldest = self._step - IDLE_STEPS
+            kept = {size: [b for b in blocks if b.used_in >= oldest] for size, blocks in self._blocks.items()}
+            self._blocks = {size: blocks for size, blocks in kept.items() if blocks}
 
     def _make(self, nbytes: int) -> _Block:
         self.made += 1

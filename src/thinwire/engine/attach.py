@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.comm import Tag, TorchDistTransport, Transport
+from thinwire.comm import GLOO_LANES, Tag, TorchDistTransport, Transport
 from thinwire.core import AllGather, Compressor, ConfigError, DesyncError, TensorSpec
 from thinwire.engine.attached import Attached
 from thinwire.engine.autopilot import Autopilot, AutoSettings
@@ -89,7 +89,7 @@ def attach(
     parameters = _trainable(module)
     tensors = [TensorSpec(name, tuple(p.shape), p.dtype, p.device) for name, p in parameters.items()]
     if transport is None:
-        transport = _own_transport(module, timeout_s)
+        transport = _own_transport(module, timeout_s, tensors[0].device)
     wanted = f"auto {quality}" if auto else str(compressor)
     config = fingerprint(tensors, wanted, fuse, str(seed), str(broadcast_buffers), str(scaler is None))
     _check_same_everywhere(transport, config, tensors[0].device)
@@ -171,17 +171,21 @@ def _clean(name: str, prefix: str) -> str:
     return ".".join(part for part in name.removeprefix(prefix).split(".") if part != "_orig_mod")
 
 
-def _own_transport(module: nn.Module, timeout_s: float) -> Transport:
+def _own_transport(module: nn.Module, timeout_s: float, device: torch.device) -> Transport:
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
             "torch.distributed is not initialised; call torch.distributed.init_process_group('gloo') (or 'nccl') first "
             "and start the script with torchrun, on one machine for example 'torchrun --nproc-per-node 2 train.py'"
         )
     ranks = dist.get_process_group_ranks(module.process_group) if isinstance(module, DistributedDataParallel) else None
-    group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
-    assert isinstance(group, dist.ProcessGroup)
+    group, *later = (dist.new_group(ranks, timeout=timedelta(seconds=timeout_s)) for _ in range(_lanes(device)))
     roll_call = dist.new_group(ranks, backend="gloo") if dist.is_gloo_available() else None
-    return TorchDistTransport(group, roll_call)
+    return TorchDistTransport(group, roll_call, later)
+
+
+def _lanes(device: torch.device) -> int:
+    """gloo's process groups work side by side; NCCL's must be used in the same order on all ranks."""
+    return GLOO_LANES if device.type == "cpu" and "gloo" in dist.get_backend() else 1
 
 
 def _check_same_everywhere(transport: Transport, config: int, device: torch.device) -> None:

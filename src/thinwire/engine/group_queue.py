@@ -11,7 +11,6 @@ from thinwire.core import TensorSpec
 from thinwire.engine.groups import Group
 from thinwire.engine.session import Session
 from thinwire.engine.slots import Slots
-from thinwire.fusion import first_half
 
 
 class Steering(Protocol):
@@ -31,8 +30,7 @@ class Steering(Protocol):
 class GroupQueue:
     """Submits a group as soon as all its gradients are there *and* all groups before it were submitted.
 
-    So the order of submission is the same on all ranks, whatever becomes ready first. At half-time, when the first half of
-    the next group is there, the groups under way go on: their second rounds need not wait for the next submission.
+    So the order of submission is the same on all ranks, whatever becomes ready first.
 
     Args:
         write: takes the mean of each tensor.
@@ -57,17 +55,16 @@ class GroupQueue:
     def use(self, groups: list[Group]) -> None:
         """Change to other groups; only between steps."""
         self._groups = groups
+        self._session.use_groups(groups)
         self._slots.use(groups)
         self._group_of = {tensor.fqn: index for index, group in enumerate(groups) for tensor in group.tensors}
-        self._halves = [{tensor.fqn for tensor in first_half(group.tensors)} for group in groups]
         self.clear()
 
     def clear(self) -> None:
         """Forget the step."""
         self.ready: dict[str, Tensor] = {}
         self._missing = [len(group.tensors) for group in self._groups]
-        self._missing_halves = [len(half) for half in self._halves]
-        self._next = self._halftimes = 0
+        self._next = 0
         self._slots.clear()
 
     def place(self, name: str, gradient: Tensor) -> Tensor:
@@ -80,9 +77,7 @@ class GroupQueue:
             self._session.synchronize()  # what is timed is when it was computed, not when that was asked for
         self._session.meter.gradient_ready(name)
         self.ready[name] = gradient
-        group = self._group_of[name]
-        self._missing[group] -= 1
-        self._missing_halves[group] -= name in self._halves[group]
+        self._missing[self._group_of[name]] -= 1
         if not self._steering.quiet:
             self._submit_ready()
 
@@ -91,7 +86,6 @@ class GroupQueue:
         if self._steering.quiet:
             self._session.meet()  # ranks may share cores: nobody exchanges while another is timed
         while self._next < len(self._groups):
-            self._reach_halftime()
             self._submit_next()
         self._session.meter.backward_ended()
 
@@ -103,18 +97,8 @@ class GroupQueue:
             self.use(changed)
 
     def _submit_ready(self) -> None:
-        while self._next < len(self._groups) and self._missing_halves[self._next] == 0:
-            self._reach_halftime()
-            if self._missing[self._next] > 0:
-                return
+        while self._next < len(self._groups) and self._missing[self._next] == 0:
             self._submit_next()
-
-    def _reach_halftime(self) -> None:
-        """Once per group, before it is submitted; of the first one, and of those of one tensor, it means nothing."""
-        if self._halftimes == self._next:
-            self._halftimes += 1
-            if self._next > 0 and self._halves[self._next]:
-                self._session.advance()
 
     def _submit_next(self) -> None:
         group = self._groups[self._next]

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport
+from thinwire.comm.job import FIRST_RESERVED_GROUP
 from thinwire.comm.merge import Merged, merge
 from thinwire.comm.riding import AnyOf
-from thinwire.comm.scheduler import FIRST_RESERVED_GROUP
 from thinwire.compressors.host import stop_worker
 from thinwire.core import AllGather, Compressor, DesyncError, Exchanged, Request, State, Step, TensorSpec
 from thinwire.engine.flat import flatten, lay_out
@@ -114,6 +114,12 @@ class Session:
         self.compressor, self.states = compressor, states
         self.ages = Ages(self._parameters, self._tensors, compressor)
 
+    def use_groups(self, groups: Sequence[Group]) -> None:
+        """Between steps: the fusion groups from now on. They decide whether rounds may travel in lanes of their own."""
+        lanes = self.scheduler.transport.lanes
+        rounds = [unit.compressor.rounds for group in groups for unit in group.units]
+        self.scheduler.in_lanes = lanes > 1 and all(count is not None and count <= lanes for count in rounds)
+
     def submit(
         self,
         group: Group,
@@ -160,11 +166,6 @@ class Session:
         self._groups += 1
         self.meter.exchanged(sum(unit.spec.numel for unit in group.units))
         return ticket
-
-    def advance(self) -> None:
-        """Between two groups: what is under way goes on, where that starts messages. All ranks call it at the same points."""
-        if self.scheduler.rounds > 1:
-            self.scheduler.advance()
 
     def _exchange(self, unit: Unit, x: Tensor, scale: float) -> Generator[Any, Any, Exchanged]:
         if scale != 1.0:

@@ -4,7 +4,7 @@ from thinwire.fusion.curve import Curve
 from thinwire.fusion.drawing import draw
 from thinwire.fusion.earned import merge_costly
 from thinwire.fusion.fixed import fixed_groups, unfused_groups
-from thinwire.fusion.groups import Groups, first_half, groups_of_counts, tensor_counts
+from thinwire.fusion.groups import Groups, groups_of_counts, tensor_counts
 from thinwire.fusion.offload import offload
 from thinwire.fusion.optimal import optimal_groups
 from thinwire.fusion.parse import FusionPlanner, parse_fusion
@@ -24,7 +24,6 @@ __all__ = [
     "TensorProfile",
     "Timeline",
     "draw",
-    "first_half",
     "fixed_groups",
     "groups_of_counts",
     "merge_costly",

@@ -10,13 +10,6 @@ from thinwire.core import ConfigError, TensorSpec
 Groups = list[tuple[TensorSpec, ...]]
 
 
-def first_half(group: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The leading tensors that have at most half of a group's elements; none of a group that one tensor fills."""
-    half = sum(tensor.numel for tensor in group) / 2
-    ends = accumulate(tensor.numel for tensor in group)
-    return tuple(tensor for tensor, end in zip(group, ends, strict=True) if end <= half)
-
-
 def tensor_counts(groups: Groups) -> list[int]:
     """How many tensors each group takes from the ready order."""
     return [len(group) for group in groups]

@@ -166,7 +166,7 @@ class _LockStep:
 class _Nowhere:
     """A transport to nobody: ``Framed`` does its work in front of it, and that is timed."""
 
-    rank = 0
+    rank, lanes = 0, 1
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size

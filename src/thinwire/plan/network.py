@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
+from thinwire.comm import GLOO_LANES
 from thinwire.core import ConfigError
 from thinwire.fusion import Curve
 from thinwire.plan.collectives import KINDS, Backend, Kind, Link, collective_s
@@ -24,6 +25,7 @@ class Network:
         spread: relative spread of the measurements; differences below it mean nothing.
         burst_s: what messages after a rest save in all: shapers (token buckets) let a burst pass before they slow it down,
             and a link gets that back by resting for as long. The curves are of links that had no rest.
+        lanes: rounds of a group that travel without waiting for those of others (``comm.transport``).
     """
 
     world_size: int
@@ -31,6 +33,7 @@ class Network:
     cpu: Mapping[Kind, Curve]
     spread: float = 0.0
     burst_s: float = 0.0
+    lanes: int = 1
 
     def message_s(self, kind: Kind, sent_bytes: float) -> float:
         """Seconds of one message."""
@@ -52,6 +55,7 @@ class Network:
             "cpu": {kind: curve.to_json() for kind, curve in self.cpu.items()},
             "spread": self.spread,
             "burst_s": self.burst_s,
+            "lanes": self.lanes,
         }
 
     @classmethod
@@ -62,7 +66,8 @@ class Network:
             wire={cast(Kind, kind): Curve.from_json(points) for kind, points in values["wire"].items()},
             cpu={cast(Kind, kind): Curve.from_json(points) for kind, points in values["cpu"].items()},
             spread=float(values["spread"]),
-            burst_s=float(values.get("burst_s", 0.0)),  # probes of earlier releases have none
+            burst_s=float(values.get("burst_s", 0.0)),  # probes of earlier releases have neither
+            lanes=int(values.get("lanes", 1)),
         )
 
 
@@ -82,7 +87,7 @@ def network_of_link(
         return max(collective_s(kind, sent_bytes, world_size, link, backend), busy_s)
 
     wire = {kind: Curve(tuple((n, seconds(kind, n)) for n in _SAMPLED_BYTES)) for kind in KINDS}
-    return Network(world_size, wire, costs)
+    return Network(world_size, wire, costs, lanes=GLOO_LANES if backend == "gloo" else 1)
 
 
 def fit_link(network: Network) -> Link:
@@ -104,4 +109,4 @@ def network_at(network: Network, world_size: int) -> Network:
     if world_size == network.world_size:
         return network
     other = network_of_link(fit_link(network), world_size, cpu=network.cpu)
-    return Network(world_size, other.wire, other.cpu, network.spread, network.burst_s)
+    return replace(network, world_size=world_size, wire=other.wire, cpu=other.cpu)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from thinwire.comm.riding import MOST_COPIED_BYTES, MOST_RIDING_BYTES
 from thinwire.compressors.dense import Dense
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
-from thinwire.fusion import Curve, Groups, Profile, TensorProfile, first_half, parse_fusion
+from thinwire.fusion import Curve, Groups, Profile, TensorProfile, parse_fusion
 from thinwire.fusion.prepare import prepare
 from thinwire.plan.cluster import Cluster
 from thinwire.plan.codecs import CodecCost
@@ -92,8 +92,14 @@ class Pricer:
         profile = self.profile
         # From the end of one exchange to the next backward nobody sends.
         rested_s = profile.forward_s + profile.optimizer_s
+        rounds = [compressor.route(tensor).rounds for tensor in profile.specs]
         simulated = simulate_groups(
-            works, profile.backward_s, self.cluster, burst_s=self.network.burst_s, rested_s=rested_s
+            works,
+            profile.backward_s,
+            self.cluster,
+            burst_s=self.network.burst_s,
+            rested_s=rested_s,
+            in_lanes=all(count is not None and count <= self.network.lanes for count in rounds),
         )
         return Price(
             spec=spec,
@@ -146,13 +152,9 @@ class Pricer:
         works: list[GroupWork] = []
         previous_s = 0.0
         for group in groups:
-            # A group is submitted, and so reaches its half, only after those before it.
-            half = [ready_s[tensor] for tensor in first_half(group)] if works else []
-            half_s = max(previous_s, *half) if half else None
-            previous_s = max(previous_s, *(ready_s[tensor] for tensor in group))
+            previous_s = max(previous_s, *(ready_s[tensor] for tensor in group))  # submitted after those before it
             gathered_bytes = agreement_bytes if group is groups[-1] else None
-            work = self._work(spec, compressor, group, previous_s, gathered_bytes)
-            works.append(replace(work, half_s=half_s))
+            works.append(self._work(spec, compressor, group, previous_s, gathered_bytes))
         return works
 
     def _work(

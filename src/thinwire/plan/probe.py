@@ -150,7 +150,7 @@ def measure_network(
         wire[kind] = Curve.fit((one.sent_bytes, one.wire_s) for one in samples)
         cpu[kind] = Curve.fit((one.sent_bytes, one.cpu_s) for one in samples)
         spreads += [one.spread for one in samples]
-    network = Network(transport.world_size, wire, cpu, median(spreads))
+    network = Network(transport.world_size, wire, cpu, median(spreads), lanes=transport.lanes)
     return replace(network, burst_s=_burst_s(network, transport, device))
 
 

@@ -1,11 +1,12 @@
-"""The step simulator: thinwire's scheduler on paper.
+"""The step simulator: thinwire's scheduler on paper (``comm.scheduler``).
 
-One communication thread works off the groups in ready order: encode, start the first round, then give every older group its
-replies and start its next round, oldest first, but not where the last round is under way (``comm.scheduler``). Older groups
-also go on when half of the next group is ready (``engine.group_queue``). One wire carries the messages in the order in which
-they were started, the first ones after a rest faster where a shaper lets bursts pass. Work of that thread, and of the network
-stack, takes processor time; where ranks share cores it delays backward (``plan.cluster``), so gradients are ready later than
-they were without communication.
+In lanes, each round has a thread: the first one encodes groups in ready order and starts them, the next one waits for their
+replies in that order and starts their second round, and so on. As a wavefront, one thread works off the groups in ready
+order: encode, start the first round, then give every older group its replies and start its next round, oldest first, but not
+where the last round is under way. Either way one wire carries the messages in the order in which they were started, the first
+ones after a rest faster where a shaper lets bursts pass. Work of these threads, and of the network stack, takes processor
+time; where ranks share cores it delays backward (``plan.cluster``), so gradients are ready later than they were without
+communication.
 """
 
 from __future__ import annotations
@@ -34,13 +35,11 @@ class GroupWork:
         ready_s: when its last gradient is there, after the start of backward.
         stages_s: processor seconds before the first round, between rounds, and after the last: one more than rounds.
         rounds: the messages of each round.
-        half_s: when the first half of its gradients is there and older groups go on; None: they do not.
     """
 
     ready_s: float
     stages_s: tuple[float, ...]
     rounds: tuple[tuple[Message, ...], ...]
-    half_s: float | None = None
 
     def __post_init__(self) -> None:
         assert len(self.stages_s) == len(self.rounds) + 1
@@ -121,7 +120,13 @@ class _Clock:
 
 
 def simulate_groups(
-    groups: Sequence[GroupWork], backward_s: float, cluster: Cluster, *, burst_s: float = 0.0, rested_s: float = 0.0
+    groups: Sequence[GroupWork],
+    backward_s: float,
+    cluster: Cluster,
+    *,
+    burst_s: float = 0.0,
+    rested_s: float = 0.0,
+    in_lanes: bool = False,
 ) -> Simulated:
     """Play one exchange.
 
@@ -130,14 +135,46 @@ def simulate_groups(
         backward_s: as measured without communication, with ``cluster.slowdown`` in it.
         burst_s: what the wire saves up at most (``Network.burst_s``).
         rested_s: how long it has had nothing to do when backward begins.
+        in_lanes: rounds have threads of their own.
     """
     clock = _Clock(backward_s, cluster.slowdown, cluster.busy_slowdown, burst_s, min(burst_s, rested_s))
+    (_in_lanes if in_lanes else _as_wavefront)(groups, clock)
+    end_s = clock.backward_s + clock.delay_s
+    spans = (Span("backward", 0.0, end_s), *clock.spans)
+    finish_s = max(end_s, *(span.end_s for span in spans))
+    if finish_s > end_s:
+        spans = (*spans, Span("wait", end_s, finish_s))
+    return Simulated(spans, end_s, finish_s)
+
+
+def _in_lanes(groups: Sequence[GroupWork], clock: _Clock) -> None:
+    """Whichever thread can go on first does; thread s works on what comes after round s of each group, in their order."""
+    live = [_Live(index, work, arrives_s=work.ready_s) for index, work in enumerate(groups)]
+    queues = [[one for one in live if len(one.work.rounds) >= stage] for stage in range(_most_rounds(groups) + 1)]
+    threads_s = [0.0] * len(queues)
+    while any(queues):
+        able = [stage for stage, queue in enumerate(queues) if queue and queue[0].started == stage]
+        # Gradients are ready later where communication has delayed backward; replies arrive when they do.
+        starts_s = {
+            stage: max(threads_s[stage], queues[stage][0].arrives_s + (0.0 if stage else clock.delay_s))
+            for stage in able
+        }
+        stage = min(able, key=lambda one: (starts_s[one], -one))
+        group = queues[stage].pop(0)
+        clock.thread_s = starts_s[stage]
+        clock.compute(group.work.stages_s[stage], group)
+        if stage < len(group.work.rounds):
+            clock.send(group.work.rounds[stage], group)
+        threads_s[stage] = clock.thread_s
+
+
+def _most_rounds(groups: Sequence[GroupWork]) -> int:
+    return max((len(work.rounds) for work in groups), default=0)
+
+
+def _as_wavefront(groups: Sequence[GroupWork], clock: _Clock) -> None:
     live: list[_Live] = []
-    has_later_rounds = any(len(work.rounds) > 1 for work in groups)
     for index, work in enumerate(groups):
-        if has_later_rounds and work.half_s is not None:
-            clock.thread_s = max(clock.thread_s, work.half_s + clock.delay_s)
-            _resume(_with_more_to_start(live), live, clock)
         clock.thread_s = max(clock.thread_s, work.ready_s + clock.delay_s)
         group = _Live(index, work)
         older = _with_more_to_start(live)
@@ -148,12 +185,6 @@ def simulate_groups(
         _resume(older, live, clock)
     while live:
         _resume(_with_more_to_start(live) or list(live), live, clock)
-    end_s = clock.backward_s + clock.delay_s
-    spans = (Span("backward", 0.0, end_s), *clock.spans)
-    finish_s = max(end_s, clock.thread_s)
-    if finish_s > end_s:
-        spans = (*spans, Span("wait", end_s, finish_s))
-    return Simulated(spans, end_s, finish_s)
 
 
 def _with_more_to_start(live: Sequence[_Live]) -> list[_Live]:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import thinwire.compressors
 import thinwire.feedback  # noqa: F401  (both imports register what they hold)
-from thinwire.comm import Throttled, TorchDistTransport, Transport
+from thinwire.comm import GLOO_LANES, Throttled, TorchDistTransport, Transport
 from thinwire.plan.cluster import Cluster, machine_id
 from thinwire.plan.probe import LAST_BYTES, Probe, Progress, measure_codecs, measure_network, now
 from thinwire.plan.roofs import measure_roofs
@@ -88,8 +88,10 @@ def probe_group(settings: Settings, progress: Progress) -> Probe | None:
 
 
 def _transport(settings: Settings) -> Transport:
-    plain = TorchDistTransport()
-    return plain if settings.throttle_bits_per_s is None else Throttled(plain, settings.throttle_bits_per_s)
+    """With as many lanes as in training, where an emulated network has one."""
+    if settings.throttle_bits_per_s is not None:
+        return Throttled(TorchDistTransport(), settings.throttle_bits_per_s)
+    return TorchDistTransport(later=[dist.new_group() for _ in range(GLOO_LANES - 1)])
 
 
 def _gather(mine: tuple[str, str]) -> list[tuple[str, str]]:

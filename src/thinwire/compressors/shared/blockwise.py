@@ -105,6 +105,10 @@ class Blockwise(Compressor):
     def stochastic(self) -> bool:
         return False
 
+    @property
+    def rounds(self) -> int | None:
+        return 2 if type(self).exchange is Blockwise.exchange else None
+
     def adds_owed(self, step: Step) -> bool:
         fmt, numel = self.format, step.unit.numel
         whole = is_aligned(step.unit, fmt.block) and numel == step.world_size * shard_elems(

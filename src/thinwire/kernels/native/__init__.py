@@ -201,9 +201,7 @@ def int4_decode(codes: Tensor, scales: Tensor, block: int, weight: float, out: T
     library().tw_int4_decode(codes.data_ptr(), scales.data_ptr(), *sizes, weight, accumulate, out.data_ptr())
 
 
-def encode_rows(
-    bits: Bits, grad: Tensor, residual: Tensor | None, block: int, messages: Tensor, out: Tensor
-) -> bool:
+def encode_rows(bits: Bits, grad: Tensor, residual: Tensor | None, block: int, messages: Tensor, out: Tensor) -> bool:
     """See `rows.Rows`."""
     pointers = grad.data_ptr(), _pointer(residual), out.data_ptr()
     sizes = messages.shape[0], grad.numel() // messages.shape[0], block
