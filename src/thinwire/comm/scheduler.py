@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -73,10 +74,11 @@ class Scheduler:
         self._error: BaseException | None = None
         self._books = threading.Lock()
         self._awaited: list[_Items] = [queue.SimpleQueue() for _ in range(transport.lanes)]
-        works = [self._work_off, *(lambda lane=lane: self._await_replies(lane) for lane in range(transport.lanes))]
+        # With one lane the first thread takes the replies too.
+        with_threads = range(transport.lanes if transport.lanes > 1 else 0)
+        works = [self._work_off, *(partial(self._await_replies, lane) for lane in with_threads)]
         self._threads = [
-            threading.Thread(target=self._run, args=(work,), name="thinwire-comm", daemon=True)
-            for work in (works if transport.lanes > 1 else works[:1])
+            threading.Thread(target=self._run, args=(work,), name="thinwire-comm", daemon=True) for work in works
         ]
         for thread in self._threads:
             thread.start()

@@ -157,7 +157,7 @@ class Attached:
         return "\n".join(lines)
 
     def detach(self) -> None:
-        """Remove all hooks and stop the communication thread; the model is as it was before ``attach``."""
+        """Remove all hooks and stop the communication threads; the model is as it was before ``attach``."""
         if self._attached:
             self._attached = False
             self._engine.detach()

@@ -130,7 +130,7 @@ class Session:
         in_place: bool = False,
         buffers: Mapping[Unit, Tensor] = MappingProxyType({}),
     ) -> Ticket:
-        """Queue the exchange of a group; ``write`` receives each tensor's mean, in the communication thread.
+        """Queue the exchange of a group; ``write`` receives each tensor's mean, in a communication thread.
 
         Args:
             gradients: by parameter name; a missing one counts as zeros.
@@ -281,7 +281,7 @@ class Session:
         self.meter.step_ended(self.step - 1, skipped=self.last_skipped)
 
     def close(self) -> None:
-        """Stop the communication thread and end the record."""
+        """Stop the communication threads and end the record."""
         self.scheduler.close()
         self.ages.detach()
         stop_worker()

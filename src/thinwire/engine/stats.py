@@ -15,7 +15,7 @@ class WireStats:
         wire_bytes: sent by this rank, headers included.
         dense_bytes: what a ring all-reduce of fp32 gradients would have sent.
         wait_s: the training thread stood still for communication.
-        encode_s, wire_s, decode_s: the communication thread encoded, waited for the network, decoded.
+        encode_s, wire_s, decode_s: the communication threads encoded, waited for the network, decoded; on gloo side by side.
     """
 
     steps: int = 0
