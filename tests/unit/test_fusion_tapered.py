@@ -33,6 +33,13 @@ def test_sizes_double_towards_the_front() -> None:
     assert [len(group) for group in groups] == [32, 16, 8, 4]
 
 
+def test_groups_of_which_little_is_sent_may_be_larger() -> None:
+    tensors = tensors_of([1 << 18] * 20)  # 20 MiB
+    sizes = {share: [len(group) for group in tapered_groups(tensors, share)] for share in (1.0, 1 / 7.5, 0.02, 0.0)}
+    assert sizes[1.0] == sizes[1 / 7.5] == [2, 4, 4, 4, 4, 2]
+    assert sizes[0.02] == sizes[0.0] == [6, 8, 4, 2]
+
+
 def test_a_large_tensor_takes_what_little_there_is_along() -> None:
     groups = tapered_groups(tensors_of([10, 100_000, 10]), last_bytes=100)
     assert [[t.numel for t in group] for group in groups] == [[10], [100_000, 10]]

@@ -11,8 +11,8 @@ from thinwire.core import TensorSpec
 from thinwire.demo.interleaved import CLOSE, warmup_steps
 from thinwire.demo.settings import Contestant
 from thinwire.engine.autopilot import planned_after
-from thinwire.fusion.prepare import prepare
-from thinwire.plan.price import DENSE, wire_bytes
+from thinwire.fusion.prepare import prepare, wire_bytes
+from thinwire.plan.price import DENSE
 
 FEWEST_STEPS, MOST_STEPS = 3, 72  # of a contestant in a cell
 MOST_ROUNDS = 12  # all of them for those who are about as fast as ``auto``

@@ -19,6 +19,7 @@ from thinwire.engine.offloading import choose_hosted
 from thinwire.engine.profiling import WINDOW_STEPS, StepProfiler
 from thinwire.engine.session import Session
 from thinwire.fusion import FusionPlanner, Profile, ssfusion
+from thinwire.fusion.prepare import wire_share
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ class Regrouping:
         self._profiler = StepProfiler(fused, density_of(compressor) or 1.0)
         self._profile: Profile | None = None
         self._steps = 0
-        self.plan = self._with_small([GroupPlan(_names(group)) for group in planner(fused)])
+        share = wire_share(fused, compressor, self._session.transport.world_size)
+        self.plan = self._with_small([GroupPlan(_names(group)) for group in planner(fused, share)])
 
     def groups(self) -> list[Group]:
         """The groups of the current plan."""

@@ -31,12 +31,13 @@ class FusionPlanner:
 
     Args:
         name: the text it was made from.
-        unmeasured: groups from the tensors alone; for planners that need a profile: until they have one.
+        unmeasured: groups from the tensors, and the share of their bytes that is sent; for planners that need a profile:
+            until they have one.
         profiled: groups from a measured step; None when measuring changes nothing.
     """
 
     name: str
-    unmeasured: Callable[[Sequence[TensorSpec]], Groups] = tapered_groups
+    unmeasured: Callable[[Sequence[TensorSpec], float], Groups] = tapered_groups
     profiled: Callable[[Profile], Groups] | None = None
 
     @property
@@ -54,9 +55,13 @@ class FusionPlanner:
         """Whether the host selects part of the tensors."""
         return self.name.endswith("+host")
 
-    def __call__(self, tensors: Sequence[TensorSpec]) -> Groups:
-        """The groups to start with, before anything was measured."""
-        return self.unmeasured(tensors)
+    def __call__(self, tensors: Sequence[TensorSpec], wire_share: float = 1.0) -> Groups:
+        """The groups to start with, before anything was measured.
+
+        Args:
+            wire_share: wire bytes as a fraction of dense's.
+        """
+        return self.unmeasured(tensors, wire_share)
 
     def plan(self, profile: Profile) -> Groups:
         """The groups for a measured step."""
@@ -73,7 +78,7 @@ def parse_fusion(text: str) -> FusionPlanner:
     if name == "auto":
         return FusionPlanner(name)
     if name == "none":
-        return FusionPlanner(name, unfused_groups)
+        return FusionPlanner(name, lambda tensors, _: unfused_groups(tensors))
     if name in _PROFILED:
         return FusionPlanner(name, profiled=_PROFILED[name])
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmM]i?[bB])?", name)
@@ -81,4 +86,4 @@ def parse_fusion(text: str) -> FusionPlanner:
         known = ", ".join(repr(one) for one in ("auto", "none", *_PROFILED))
         raise ConfigError(f"fuse is {text!r}; expected one of {known} or a size such as '2MiB'")
     cap_bytes = int(float(match[1]) * _UNITS[(match[2] or "").lower()])
-    return FusionPlanner(name, lambda tensors: fixed_groups(tensors, cap_bytes))
+    return FusionPlanner(name, lambda tensors, _: fixed_groups(tensors, cap_bytes))

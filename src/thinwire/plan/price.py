@@ -10,7 +10,7 @@ from thinwire.comm.riding import MOST_COPIED_BYTES, MOST_RIDING_BYTES
 from thinwire.compressors.dense import Dense
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
 from thinwire.fusion import Curve, Groups, Profile, TensorProfile, parse_fusion
-from thinwire.fusion.prepare import prepare
+from thinwire.fusion.prepare import prepare, units_of, wire_bytes, wire_share
 from thinwire.plan.cluster import Cluster
 from thinwire.plan.codecs import CodecCost
 from thinwire.plan.collectives import Kind
@@ -122,7 +122,8 @@ class Pricer:
         if planner.needs_profile:
             groups = planner.plan(self._fusion_profile(spec, compressor, fused))
         else:
-            groups = planner([one.tensor for one in fused])
+            tensors = [one.tensor for one in fused]
+            groups = planner(tensors, wire_share(tensors, compressor, self.cluster.world_size))
         return [*groups[:-1], (*groups[-1], *small)]
 
     def _fusion_profile(self, spec: str, compressor: Compressor, fused: Sequence[TensorProfile]) -> Profile:
@@ -224,21 +225,6 @@ def _with_riders(messages: Mapping[Kind, float], world_size: int) -> dict[Kind, 
 def _reduced_bytes(messages: Mapping[Kind, float], world_size: int) -> float:
     """Of what a ring sends nearly twice."""
     return messages.get("all_reduce", 0.0) * world_size / max(2 * (world_size - 1), 1)
-
-
-def units_of(tensors: Sequence[TensorSpec], compressor: Compressor) -> dict[Compressor, tuple[TensorSpec, ...]]:
-    """Tensors by the compressor that routing gives them."""
-    units: dict[Compressor, tuple[TensorSpec, ...]] = {}
-    for tensor in tensors:
-        chosen = compressor.route(tensor)
-        units[chosen] = (*units.get(chosen, ()), tensor)
-    return units
-
-
-def wire_bytes(tensors: Sequence[TensorSpec], compressor: Compressor, world_size: int) -> int:
-    """What one rank sends in one step."""
-    units = units_of(tensors, compressor)
-    return sum(chosen.wire_bytes(UnitSpec(members), world_size) for chosen, members in units.items())
 
 
 def memory_bytes(tensors: Sequence[TensorSpec], compressor: Compressor) -> int:
