@@ -31,6 +31,7 @@ class Price:
         wire_bytes: sent by one rank.
         memory_bytes: of what the compressor keeps between steps.
         messages: collectives of one step.
+        startup_s: what these would take one after the other without any bytes.
     """
 
     spec: str
@@ -39,6 +40,7 @@ class Price:
     wire_bytes: int
     memory_bytes: int
     messages: int
+    startup_s: float
     simulated: Simulated
 
 
@@ -101,13 +103,15 @@ class Pricer:
             rested_s=rested_s,
             in_lanes=all(count is not None and count <= self.network.lanes for count in rounds),
         )
+        messages = [message for work in works for one in work.rounds for message in one]
         return Price(
             spec=spec,
             fuse=fuse,
             step_s=profile.forward_s + simulated.finish_s + profile.optimizer_s,
             wire_bytes=wire_bytes(profile.specs, compressor, self.cluster.world_size),
             memory_bytes=memory_bytes(profile.specs, compressor),
-            messages=sum(len(messages) for work in works for messages in work.rounds),
+            messages=len(messages),
+            startup_s=sum(message.startup_s for message in messages),
             simulated=simulated,
         )
 
@@ -197,7 +201,9 @@ class Pricer:
         return (self.cluster.world_size - 1) * (2 + len(self.measured.tensors))
 
     def _message(self, kind: Kind, sent_bytes: float) -> Message:
-        return Message(self.network.message_s(kind, sent_bytes), self.network.cpu_s(kind, sent_bytes), sent_bytes)
+        network = self.network
+        startup_s = network.message_s(kind, 0.0)
+        return Message(network.message_s(kind, sent_bytes), network.cpu_s(kind, sent_bytes), sent_bytes, startup_s)
 
 
 def _carrier(messages: Mapping[Kind, float], world_size: int) -> Kind:

@@ -27,7 +27,6 @@ NOISE_QUOTA = 0.1  # an error of a tenth of the gradient noise is lost in it
 DENSE_MARGIN = 0.03  # so much faster than dense must it be; more where the probe was noisy,
 NOISY_DENSE_MARGIN = 0.05  # but never more than this
 TIE_MARGIN = 0.01  # of predictions this close, the smaller error is taken
-FUSION_MARGIN = 0.08  # so much faster than the default must a fusion be that sends more messages (docs/log.md)
 FUSIONS = ("auto", "1MiB", "4MiB", "16MiB", "64MiB", "safusion", "optimal")
 OVER_THE_LIMIT = "error over"  # begins the verdict on what loses too much
 _MANY_TENSORS = 200  # beyond, the exact fusion planner takes longer than it saves
@@ -108,16 +107,14 @@ def choose(
 
 
 def best_fusion(pricer: Pricer, spec: str, fusions: Sequence[str] = FUSIONS) -> Price:
-    """The fastest fusion for a compressor; one of more messages than that named first only if it is clearly faster."""
+    """The fastest fusion for a compressor, where every message counts with one start-up more than predicted.
+
+    Ranks come to a message at different times, which no prediction knows; further messages have mostly gained less than
+    they promised, and sometimes cost as much (docs/log.md).
+    """
     many = len(pricer.measured.tensors) > _MANY_TENSORS
     prices = [pricer.price(spec, fuse) for fuse in fusions if not (many and fuse == "optimal")]
-    default = prices[0]
-
-    def handicapped_s(one: Price) -> float:
-        """Messages cost more than predicted: fewer of them are as good as they look, more are not."""
-        return one.step_s * (1 + FUSION_MARGIN if one.messages > default.messages else 1)
-
-    return min(prices, key=handicapped_s)
+    return min(prices, key=lambda one: one.step_s + one.startup_s)
 
 
 def _mature(spec: str, budget: Budget) -> bool:

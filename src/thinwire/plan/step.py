@@ -20,11 +20,16 @@ from thinwire.plan.cluster import Cluster
 
 @dataclass(frozen=True)
 class Message:
-    """One collective."""
+    """One collective.
+
+    Args:
+        startup_s: what it would take without any bytes.
+    """
 
     wire_s: float
     cpu_s: float = 0.0
     sent_bytes: float = 0.0
+    startup_s: float = 0.0
 
 
 @dataclass(frozen=True)
