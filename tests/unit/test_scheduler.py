@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sim.threads import ThreadedWorld
-from thinwire.comm import Scheduler, Tag, Ticket
+from thinwire.comm import Scheduler, Tag, Ticket, fit_lanes
 from thinwire.comm.transport import Later
 from thinwire.core import AllReduce, DesyncError, Request, TransportError
 
@@ -105,6 +105,22 @@ class _SecondGroupFirst(_HeldBack):
             return request.tensor
 
         return Later(reply)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "lanes", "fit"),
+    [
+        ([1, 1], 2, False),
+        ([2, 1], 2, True),
+        ([2, 2], 1, False),
+        ([3, 1], 2, False),
+        ([2, None], 2, False),
+        ([], 2, False),
+        ([0, 2], 2, True),
+    ],
+)
+def test_which_exchanges_travel_in_lanes(rounds: list[int | None], lanes: int, fit: bool) -> None:
+    assert fit_lanes(rounds, lanes) is fit
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from thinwire.comm.job import Ticket
 from thinwire.comm.scheduler import Scheduler
 from thinwire.comm.simulate import simulate
 from thinwire.comm.torch_dist import GLOO_LANES, TorchDistTransport
-from thinwire.comm.transport import Pending, Tag, Transport
+from thinwire.comm.transport import Pending, Tag, Transport, fit_lanes
 from thinwire.comm.wrappers import Counting, Delayed, Faulty, Throttled
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "Ticket",
     "TorchDistTransport",
     "Transport",
+    "fit_lanes",
     "simulate",
 ]

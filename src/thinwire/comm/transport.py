@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -43,6 +43,15 @@ class Transport(Protocol):
     def lanes(self) -> int: ...
 
     def start(self, request: Request, tag: Tag) -> Pending: ...
+
+
+def fit_lanes(rounds: Iterable[int | None], lanes: int) -> bool:
+    """Whether exchanges of at most so many rounds travel in lanes (None: not known).
+
+    Not where all take one round: there is nothing to overtake, and handing a group from thread to thread takes time.
+    """
+    counts = list(rounds)
+    return all(count is not None and count <= lanes for count in counts) and any(count != 1 for count in counts)
 
 
 @dataclass

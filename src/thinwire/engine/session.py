@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport
+from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport, fit_lanes
 from thinwire.comm.job import FIRST_RESERVED_GROUP
 from thinwire.comm.merge import Merged, merge
 from thinwire.comm.riding import AnyOf
@@ -116,9 +116,8 @@ class Session:
 
     def use_groups(self, groups: Sequence[Group]) -> None:
         """Between steps: the fusion groups from now on. They decide whether rounds may travel in lanes of their own."""
-        lanes = self.scheduler.transport.lanes
-        rounds = [unit.compressor.rounds for group in groups for unit in group.units]
-        self.scheduler.in_lanes = lanes > 1 and all(count is not None and count <= lanes for count in rounds)
+        rounds = (unit.compressor.rounds for group in groups for unit in group.units)
+        self.scheduler.in_lanes = fit_lanes(rounds, self.scheduler.transport.lanes)
 
     def submit(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from thinwire.comm import fit_lanes
 from thinwire.comm.riding import MOST_COPIED_BYTES, MOST_RIDING_BYTES
 from thinwire.compressors.dense import Dense
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
@@ -94,14 +95,14 @@ class Pricer:
         profile = self.profile
         # From the end of one exchange to the next backward nobody sends.
         rested_s = profile.forward_s + profile.optimizer_s
-        rounds = [compressor.route(tensor).rounds for tensor in profile.specs]
+        rounds = (compressor.route(tensor).rounds for tensor in profile.specs)
         simulated = simulate_groups(
             works,
             profile.backward_s,
             self.cluster,
             burst_s=self.network.burst_s,
             rested_s=rested_s,
-            in_lanes=all(count is not None and count <= self.network.lanes for count in rounds),
+            in_lanes=fit_lanes(rounds, self.network.lanes),
         )
         messages = [message for work in works for one in work.rounds for message in one]
         return Price(

@@ -27,6 +27,7 @@ NOISE_QUOTA = 0.1  # an error of a tenth of the gradient noise is lost in it
 DENSE_MARGIN = 0.03  # so much faster than dense must it be; more where the probe was noisy,
 NOISY_DENSE_MARGIN = 0.05  # but never more than this
 TIE_MARGIN = 0.01  # of predictions this close, the smaller error is taken
+MESSAGES_MARGIN = 0.05  # so much faster than that of the fewest messages must a fusion of dense be (docs/log.md)
 FUSIONS = ("auto", "1MiB", "4MiB", "16MiB", "64MiB", "safusion", "optimal")
 OVER_THE_LIMIT = "error over"  # begins the verdict on what loses too much
 _MANY_TENSORS = 200  # beyond, the exact fusion planner takes longer than it saves
@@ -109,12 +110,16 @@ def choose(
 def best_fusion(pricer: Pricer, spec: str, fusions: Sequence[str] = FUSIONS) -> Price:
     """The fastest fusion for a compressor, where every message counts with one start-up more than predicted.
 
-    Ranks come to a message at different times, which no prediction knows; further messages have mostly gained less than
-    they promised, and sometimes cost as much (docs/log.md).
+    Ranks come to a message at different times, which no prediction knows: further messages have mostly gained less than
+    they promised, and sometimes cost as much (docs/log.md). Dense, which must not be slower than DDP with its few buckets,
+    takes the fewest messages unless others are clearly faster.
     """
     many = len(pricer.measured.tensors) > _MANY_TENSORS
     prices = [pricer.price(spec, fuse) for fuse in fusions if not (many and fuse == "optimal")]
-    return min(prices, key=lambda one: one.step_s + one.startup_s)
+    fewest = min(prices, key=lambda one: (one.messages, one.step_s))
+    fastest = min(prices, key=lambda one: one.step_s + one.startup_s)
+    margin = MESSAGES_MARGIN if spec == DENSE else 0.0
+    return fastest if fastest.step_s < (1 - margin) * fewest.step_s else fewest
 
 
 def _mature(spec: str, budget: Budget) -> bool:

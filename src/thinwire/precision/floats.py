@@ -38,13 +38,18 @@ def decode_fp32(codes: Tensor, scales: Tensor | None, weight: float, out: Tensor
 
 def encode_bf16(x: Tensor, generator: torch.Generator | None) -> Encoded:
     """The upper half of every fp32 value, rounded to nearest even."""
-    codes = x.to(torch.bfloat16)
-    return Encoded(as_bytes(codes), None, residual_of(x, codes.float()))
+    codes = memory.empty(x.numel(), torch.bfloat16, x.device).copy_(x)
+    return Encoded(as_bytes(codes), None, residual_of(x, memory.empty(x.numel(), device=x.device).copy_(codes)))
 
 
 def decode_bf16(codes: Tensor, scales: Tensor | None, weight: float, out: Tensor, accumulate: bool) -> None:
     """See ``WireFormat.decode``."""
-    store(codes.view(torch.bfloat16).float(), weight, out, accumulate)
+    values = memory.empty(out.numel(), device=out.device) if accumulate else out
+    values.copy_(codes.view(torch.bfloat16))
+    if weight != 1.0:
+        values.mul_(weight)
+    if accumulate:
+        out.add_(values)
 
 
 def encode_fp16(x: Tensor, generator: torch.Generator | None) -> Encoded:
