@@ -58,20 +58,21 @@ def test_messages_start_as_a_wavefront(scheduler: Scheduler, order: list[Tag]) -
 
 
 class _HeldBack:
-    """Replies to the first group of the second step only once the third group of it has been started."""
+    """Gives one reply only once another message has been started."""
 
-    rank, world_size, lanes = 0, 1, 1
+    rank, world_size = 0, 1
 
-    def __init__(self) -> None:
-        self._third = threading.Event()
+    def __init__(self, held: Tag, until: Tag, lanes: int = 1) -> None:
+        self.lanes = lanes
+        self._held, self._until, self._started = held, until, threading.Event()
 
     def start(self, request: Request, tag: Tag) -> Later:
-        if (tag.step, tag.group) == (1, 2):
-            self._third.set()
+        if tag == self._until:
+            self._started.set()
 
         def reply() -> torch.Tensor:
-            if (tag.step, tag.group) == (1, 0):
-                assert self._third.wait(5), "the third group was kept back by the first one's last reply"
+            if tag == self._held:
+                assert self._started.wait(5), f"{self._until} was kept back by {self._held}"
             assert isinstance(request, AllReduce)
             return request.tensor
 
@@ -79,7 +80,7 @@ class _HeldBack:
 
 
 def test_a_last_reply_keeps_no_group_back() -> None:
-    scheduler = Scheduler(_HeldBack())
+    scheduler = Scheduler(_HeldBack(held=Tag(1, 0), until=Tag(1, 2)))
     results: list[Any] = []
     for step in range(2):
         for group in range(3):
@@ -87,24 +88,6 @@ def test_a_last_reply_keeps_no_group_back() -> None:
         scheduler.flush().wait(10)
     scheduler.close()
     assert results == [[1.0]] * 6
-
-
-class _SecondGroupFirst(_HeldBack):
-    """Two lanes; replies to the second group's first round only once the first group's second round has been started."""
-
-    lanes = 2
-
-    def start(self, request: Request, tag: Tag) -> Later:
-        if (tag.group, tag.round) == (0, 1):
-            self._third.set()
-
-        def reply() -> torch.Tensor:
-            if (tag.group, tag.round) == (1, 0):
-                assert self._third.wait(5), "a second round was kept back by another group's first"
-            assert isinstance(request, AllReduce)
-            return request.tensor
-
-        return Later(reply)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +108,7 @@ def test_which_exchanges_travel_in_lanes(rounds: list[int | None], lanes: int, f
 
 @pytest.fixture
 def in_lanes() -> Iterator[Scheduler]:
-    scheduler = Scheduler(_SecondGroupFirst())
+    scheduler = Scheduler(_HeldBack(held=Tag(0, 1, 0), until=Tag(0, 0, 1), lanes=2))
     scheduler.in_lanes = True
     yield scheduler
     scheduler.close()

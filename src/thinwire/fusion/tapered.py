@@ -1,10 +1,10 @@
 """Groups that shrink towards the end of backward: the default.
 
 What becomes ready early has the whole rest of backward to travel in, so it may travel in large messages; what becomes ready
-last is waited for, so it must be little. Sizes double from the last group on, up to a limit: larger groups would leave the
-wire without work for too long before them, and later rounds of them would get in the way of the last. Every message costs
-processor time on both sides (on two cores that train four workers, more than the bytes do), so the limit grows with the
-model, and where little of it is sent: there are never many groups, nor very short messages.
+last is waited for, so it must be little. Sizes double from the last group on, up to a limit, which was measured: groups of up
+to 4 MiB took 3 to 6 % less time than those of up to 32 MiB on slow links (docs/log.md). Every message costs processor time
+on both sides (on two cores that train four workers, more than the bytes do), so the limit grows with the model, and where
+little of it is sent: there are never many groups, nor very short messages.
 """
 
 from __future__ import annotations

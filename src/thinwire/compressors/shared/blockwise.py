@@ -110,11 +110,11 @@ class Blockwise(Compressor):
         return 2 if type(self).exchange is Blockwise.exchange else None
 
     def adds_owed(self, step: Step) -> bool:
-        fmt, numel = self.format, step.unit.numel
-        whole = is_aligned(step.unit, fmt.block) and numel == step.world_size * shard_elems(
-            numel, step.world_size, fmt.block
-        )
-        return whole and numel > 0 and fmt.by_rows is not None and not self.stochastic
+        fmt, unit, world = self.format, step.unit, step.world_size
+        if fmt.by_rows is None or self.stochastic or not unit.numel:
+            return False
+        # Nothing is copied before it is encoded: neither to align tensors nor to fill the last shard.
+        return is_aligned(unit, fmt.block) and unit.numel == world * shard_elems(unit.numel, world, fmt.block)
 
     def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
         block = self.format.block
