@@ -1,8 +1,7 @@
 """The public names. ``import thinwire`` finds them here on first use, so that the command line starts without torch."""
 
 import thinwire.compressors
-import thinwire.feedback
-import thinwire.select  # noqa: F401  (these imports register what they hold)
+import thinwire.wrappers  # noqa: F401  (these imports register what they hold)
 from thinwire.core import (
     CheckpointError,
     Compressor,

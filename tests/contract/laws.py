@@ -13,8 +13,8 @@ from torch import Tensor
 
 from contract.menagerie import BY_NAME, MENAGERIE, Specimen
 from contract.world import Round, World, run_unit
-from thinwire.compressors.routing import Route
 from thinwire.core import AllGather, Compressor, State, UnitSpec, make
+from thinwire.wrappers.routing import Route
 
 WORLD_SIZES = (1, 2, 3, 4)
 STEPS = 3

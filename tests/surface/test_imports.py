@@ -15,19 +15,25 @@ import thinwire
 ROOT = Path(thinwire.__file__).parent
 # From the bottom up. A package may import those on lower lines, and itself.
 LAYERS = (
-    {"core", "report", "lab"},
+    {"core", "lab"},
     {"kernels"},
-    {"precision"},
-    {"compressors", "feedback", "select"},
+    {"formats"},
+    {"compressors"},
+    {"wrappers"},
     {"fusion"},
     {"comm"},
-    {"sync"},
+    {"observe"},
+    {"exchange"},
     {"plan"},
     {"engine"},
-    {"optim"},
+    {"optim", "amp"},
+    {"sync"},
+    {"autopilot"},
+    {"checkpoint"},
+    {"wire"},
     {"api"},
+    {"integrations"},
     {"demo"},
-    {"contest"},
     {"cli"},
 )
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
@@ -80,7 +86,7 @@ def test_library_code_does_not_print_or_read_the_environment(source: str) -> Non
     environment = [
         node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     ]
-    assert not environment or source.startswith(("report/", "kernels/native/"))
+    assert not environment or source.startswith(("observe/", "kernels/native/"))
 
 
 _IDLE = """
@@ -93,7 +99,7 @@ import torch
 assert threading.active_count() == before, threading.enumerate()
 assert not torch.distributed.is_initialized()
 state = torch.get_rng_state()
-import thinwire.engine, thinwire.comm, thinwire.kernels, thinwire.report
+import thinwire.engine, thinwire.comm, thinwire.kernels, thinwire.observe
 assert torch.equal(state, torch.get_rng_state())
 assert threading.active_count() == before
 assert not [name for name in sys.modules if name.startswith("triton.")], "triton compiles at first use, not at import"

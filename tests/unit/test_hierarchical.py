@@ -9,9 +9,9 @@ from torch import Tensor
 from contract.world import run_unit
 from thinwire.comm.merge import merge
 from thinwire.comm.simulate import answer
-from thinwire.compressors.hierarchical import Hierarchical, Hosts
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, ConfigError, TensorSpec, UnitSpec, make
 from thinwire.core.request import Groups
+from thinwire.wrappers.hierarchical import Hierarchical, Hosts
 
 UNIT = UnitSpec((TensorSpec("a", (20, 30)), TensorSpec("b", (7,))))
 PAIRS = ((0, 1), (2, 3))

@@ -73,7 +73,7 @@ def _hand_over(console: Console, made: Plan, json_file: Path | None, html: Path 
     if json_file is not None:
         made.save(json_file)
     if html is not None:
-        from thinwire.report.plan_page import write_plan_page
+        from thinwire.observe.html.plan_page import write_plan_page
 
         write_plan_page(made.to_json(), html)
         console.print(f"Page: {html}", highlight=False, soft_wrap=True)

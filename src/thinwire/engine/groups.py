@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from thinwire.compressors.dense import Dense
-from thinwire.compressors.host import OnHost
 from thinwire.core import Compressor, TensorSpec, UnitSpec
-from thinwire.feedback import ErrorFeedback
+from thinwire.wrappers import ErrorFeedback
+from thinwire.wrappers.host import OnHost
 
 
 @dataclass(frozen=True, eq=False)

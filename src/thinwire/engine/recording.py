@@ -13,17 +13,17 @@ import torch
 
 from thinwire.comm.trace import Trace
 from thinwire.engine.stats import WireStats
+from thinwire.observe.events import EventWriter
 from thinwire.plan.ledger import ErrorLedger
 from thinwire.plan.quality import MODEL, Measured
 from thinwire.plan.result import Plan
-from thinwire.report.events import EventWriter
 
 _TRACE_EVERY = 10  # steps
 _PER_STEP = ("wire_bytes", "wait_s", "encode_s", "wire_s", "decode_s")
 
 
 class Recorder:
-    """Writes ``rank<N>.jsonl`` into ``directory``; see ``thinwire.report.events`` for the schema."""
+    """Writes ``rank<N>.jsonl`` into ``directory``; see ``thinwire.observe.events`` for the schema."""
 
     def __init__(self, directory: Path, *, rank: int, world_size: int, compress: str, explanation: str) -> None:
         self._events = EventWriter(directory / f"rank{rank}.jsonl")

@@ -17,7 +17,6 @@ from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport, fit_la
 from thinwire.comm.job import FIRST_RESERVED_GROUP
 from thinwire.comm.merge import Merged, merge
 from thinwire.comm.riding import AnyOf
-from thinwire.compressors.host import stop_worker
 from thinwire.core import AllGather, Compressor, DesyncError, Exchanged, Request, State, Step, TensorSpec
 from thinwire.engine.flat import flatten, lay_out
 from thinwire.engine.groups import Group, Unit
@@ -26,6 +25,7 @@ from thinwire.engine.meter import Meter
 from thinwire.engine.norms import Norms
 from thinwire.engine.received import Ages, aged_elems, check_ages
 from thinwire.engine.states import StateStore
+from thinwire.wrappers.host import stop_worker
 
 SETUP_GROUP = FIRST_RESERVED_GROUP
 _SIGNATURE_BITS = 32

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thinwire.compressors.dense import Dense
-from thinwire.compressors.routing import Route
 from thinwire.core import Compressor, TensorSpec, UnitSpec, Wrapper, make
-from thinwire.feedback import with_feedback
+from thinwire.wrappers import with_feedback
+from thinwire.wrappers.routing import Route
 
 
 def prepare(spec: str | Compressor) -> Compressor:
