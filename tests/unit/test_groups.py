@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 import torch
 
-from thinwire.core import ConfigError, TensorSpec, make
-from thinwire.engine.groups import fingerprint, make_group
+from thinwire.core import CheckpointError, ConfigError, TensorSpec, make
+from thinwire.engine.groups import fingerprint
+from thinwire.fusion import parse_fusion
+from thinwire.fusion.groups import (
+    GroupPlan,
+    density_of,
+    make_group,
+    make_groups,
+    plan_groups,
+    read_plans,
+    with_density,
+)
 from thinwire.fusion.prepare import prepare
 
 MATRIX, SMALL, BIAS, CONV = (
@@ -70,3 +83,73 @@ def test_fingerprints_differ_with_model_and_settings() -> None:
 def test_unknown_specs_are_refused() -> None:
     with pytest.raises(ConfigError, match="Available"):
         prepare("zip")
+
+
+def _described(plans: list[GroupPlan], spec: str) -> list[list[tuple[str, list[str]]]]:
+    tensors = {tensor.fqn: tensor for tensor in (MATRIX, SMALL, BIAS, CONV)}
+    groups = make_groups(plans, tensors, prepare(spec))
+    return [[(str(unit.compressor), [t.fqn for t in unit.spec.tensors]) for unit in group.units] for group in groups]
+
+
+def test_a_dense_part_is_a_group_of_its_own_before_the_rest() -> None:
+    plans = [GroupPlan(("c", "m"), dense=("m",), density=0.25), GroupPlan(("b", "s"))]
+    assert _described(plans, "topk") == [
+        [("ef | dense", ["m"])],
+        [("ef | topk(density=0.25)", ["c"])],
+        [("dense", ["b", "s"])],
+    ]
+
+
+def test_hosted_tensors_are_units_of_their_own() -> None:
+    plans = [GroupPlan(("c", "m", "b"), hosted=("m",))]
+    topk = "ef | topk(density=0.01)"
+    assert _described(plans, "topk") == [[(topk, ["c"]), (f"host | {topk}", ["m"]), ("dense", ["b"])]]
+
+
+def test_small_tensors_travel_with_the_last_group() -> None:
+    plans = plan_groups(parse_fusion("none"), [BIAS, MATRIX, SMALL, CONV], prepare("topk"), 4)
+    assert [plan.names for plan in plans] == [("m",), ("c", "b", "s")]
+
+
+def test_where_all_tensors_are_dense_none_is_small() -> None:
+    plans = plan_groups(parse_fusion("none"), [BIAS, MATRIX], prepare("dense"), 4)
+    assert [plan.names for plan in plans] == [("b",), ("m",)]
+
+
+def test_densities_are_found_and_set_inside_wrappers() -> None:
+    compressor = prepare("momentum | topk(density=0.05)")
+    assert density_of(compressor) == 0.05
+    assert density_of(with_density(compressor, 0.5)) == 0.5
+    assert density_of(prepare("int4")) is None
+
+
+def test_plans_survive_json() -> None:
+    plans = [GroupPlan(("c", "m"), dense=("m",), density=0.25, hosted=("c",)), GroupPlan(("b",))]
+    assert read_plans(json.loads(json.dumps([plan.to_json() for plan in plans])), "bcm") == plans
+
+
+def test_plans_from_before_host_offload_are_read() -> None:
+    assert GroupPlan.from_json({"names": ["c"], "dense": [], "density": None}) == GroupPlan(("c",))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"names": ["c"]}, "list of groups"),
+        (["c"], "names"),
+        ([{"dense": []}], "names"),
+        ([{"names": "c"}], "'names'"),
+        ([{"names": [1]}], "'names'"),
+        ([{"names": ["c"], "dense": 3}], "'dense'"),
+        ([{"names": ["c"], "dense": ["m"]}], "'dense'"),
+        ([{"names": ["c"], "hosted": [None]}], "'hosted'"),
+        ([{"names": ["c"], "density": "a lot"}], "'density'"),
+        ([{"names": ["c"], "density": float("nan")}], "'density'"),
+        ([{"names": ["c"], "density": 0}], "'density'"),
+        ([{"names": ["c"]}, {"names": ["c"]}], "other parameters"),
+        ([{"names": ["m"]}], "other parameters"),
+    ],
+)
+def test_broken_plans_are_refused_by_field(values: Any, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_plans(values, ["c"])

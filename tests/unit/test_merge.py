@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinwire.comm import simulate
 from thinwire.comm.merge import merge
-from thinwire.comm.riding import AnyOf
+from thinwire.comm.piggyback import Kind, SmallSum, carrier, flag_elems, riders
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Exchange, Exchanged, Request
 
 Ask = Callable[[int, int], Request]  # rank, length
@@ -89,9 +89,10 @@ def test_merged_parts_can_be_viewed_as_wider_dtypes() -> None:
 
 
 @pytest.mark.parametrize("kinds", [(), *((kind,) for kind in KINDS), ("mean", "gather"), ("scatter", "max")])
-def test_flags_of_any_rank_ride_along(kinds: tuple[str, ...]) -> None:
-    def agree(rank: int) -> Generator[AnyOf, Tensor, list[bool]]:
-        return (yield AnyOf(torch.tensor([rank == 0, rank == 2, False, True], dtype=torch.uint8))).tolist()
+def test_flags_of_all_ranks_are_piggybacked(kinds: tuple[str, ...]) -> None:
+    def agree(rank: int) -> Generator[SmallSum, Tensor, list[int]]:
+        values = torch.tensor([rank == 0, 15 * (rank == 2), False, True], dtype=torch.uint8)
+        return (yield SmallSum(values, 3)).tolist()
 
     def ask(kind: str, rank: int) -> Generator[Request, Any, Any]:
         return (yield KINDS[kind](rank, 5))
@@ -110,17 +111,17 @@ def test_flags_of_any_rank_ride_along(kinds: tuple[str, ...]) -> None:
 
     results = simulate([noted(merge([*(ask(kind, rank) for kind in kinds), agree(rank)])) for rank in range(3)])
     for got in results:
-        assert got[-1] == [True, True, False, True]
+        assert got[-1] == [1, 15, 0, 3]
     extra = 0 if {"mean", "half", "matrix", "gather", "scatter"} & set(kinds) else 1
     assert [len(requests) for requests in sent] == [len(kinds) + extra] * 3
 
 
-def _reduced_with_flags(x: Tensor, room: Tensor | None) -> Sequence[Request]:
+def _reduced_with_flags(x: Tensor, headroom: Tensor | None) -> Sequence[Request]:
     def dense() -> Generator[Request, Any, Any]:
         return (yield AllReduce(x))
 
-    def agree() -> Generator[AnyOf, Any, Any]:
-        return (yield AnyOf(torch.tensor([1, 0], dtype=torch.uint8), room))
+    def agree() -> Generator[SmallSum, Any, Any]:
+        return (yield SmallSum(torch.tensor([1, 0], dtype=torch.uint8), 1, headroom))
 
     return next(merge([dense(), agree()]))
 
@@ -133,15 +134,15 @@ def test_flags_behind_a_tensor_travel_with_it_without_a_copy() -> None:
     assert request.tensor.tolist() == [0, 1, 2, 3, 4, 1, 0]
 
 
-@pytest.mark.parametrize("room", [None, torch.zeros(3)])
-def test_what_travels_does_not_depend_on_where_memory_lies(room: Tensor | None) -> None:
-    (request,) = _reduced_with_flags(torch.arange(5.0), room)
+@pytest.mark.parametrize("headroom", [None, torch.zeros(3)])
+def test_what_travels_does_not_depend_on_where_memory_lies(headroom: Tensor | None) -> None:
+    (request,) = _reduced_with_flags(torch.arange(5.0), headroom)
     assert isinstance(request, AllReduce)
     assert request.tensor.tolist() == [0, 1, 2, 3, 4, 1, 0]
 
 
 def test_flags_do_not_make_very_large_tensors_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.comm.riding.MOST_COPIED_BYTES", 400)
+    monkeypatch.setattr("thinwire.comm.piggyback.MOST_COPIED_BYTES", 400)
     kinds = [[type(request) for request in _reduced_with_flags(torch.zeros(n), None)] for n in (100, 101)]
     assert kinds == [[AllReduce], [AllReduce, AllGather]]
 
@@ -155,7 +156,7 @@ def _summed_beside(scatter: Tensor, x: Tensor, op: str) -> Generator[tuple[Reque
 
 @pytest.mark.parametrize("op", ["mean", "sum"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_short_sums_ride_with_an_all_to_all(op: str, dtype: torch.dtype) -> None:
+def test_short_sums_are_piggybacked_on_an_all_to_all(op: str, dtype: torch.dtype) -> None:
     rows = torch.arange(15, dtype=torch.uint8).view(3, 5)
     x = [torch.tensor([[1.0, 2.0], [4.0, 8.0 + rank]], dtype=dtype) for rank in range(3)]
     assert [type(request) for request in next(_summed_beside(rows, x[0], op))] == [AllToAll]
@@ -166,6 +167,75 @@ def test_short_sums_ride_with_an_all_to_all(op: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize(("op", "numel"), [("max", 2), ("sum", 16 << 10)])
-def test_other_reductions_and_long_ones_do_not_ride(op: str, numel: int) -> None:
+def test_other_reductions_and_long_ones_are_not_piggybacked(op: str, numel: int) -> None:
     requests = next(_summed_beside(torch.zeros(3, 5, dtype=torch.uint8), torch.zeros(numel), op))
     assert [type(request) for request in requests] == [AllToAll, AllReduce]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("op", ["mean", "sum"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7, 100, 129, 255, 256])
+def test_small_sums_are_exact_in_any_float(dtype: torch.dtype, op: str, world_size: int) -> None:
+    """A value of one rank arrives as it is; a flag that every rank has set, or one alone, is not lost."""
+    ranks = torch.arange(world_size).view(-1, 1)
+    of_one_rank = torch.arange(16) * (ranks == torch.arange(16) % world_size)
+    flags = torch.cat([torch.ones(world_size, 1), ranks == world_size - 1, torch.zeros(world_size, 1)], dim=1)
+    values = torch.cat([of_one_rank, flags], dim=1).to(torch.uint8)
+
+    def dense(rank: int) -> Generator[Request, Any, Any]:
+        return (yield AllReduce(torch.full((3,), float(rank), dtype=dtype), op))  # type: ignore[arg-type]
+
+    def agree(rank: int) -> Generator[SmallSum, Any, Any]:
+        return (yield SmallSum(values[rank], world_size))
+
+    results = simulate([merge([dense(rank), agree(rank)]) for rank in range(world_size)])
+    for _, got in (results[0], results[-1]):
+        assert got.dtype is torch.int64
+        assert got[:16].tolist() == list(range(16))
+        assert got[16] > 0
+        assert got[17:].tolist() == [1, 0]
+
+
+def test_small_sums_of_gathered_rows_do_not_wrap() -> None:
+    def agree() -> Generator[SmallSum, Any, Any]:
+        return (yield SmallSum(torch.tensor([255], dtype=torch.uint8), 4))
+
+    assert [got.tolist() for (got,) in simulate([merge([agree()]) for _ in range(4)])] == [[1020]] * 4
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sizes", "expected"),
+    [
+        ([], [], "all_gather"),
+        ([None], [8], "all_gather"),
+        (["all_reduce"], [64 * MIB], "all_reduce"),
+        (["all_reduce", "all_reduce"], [64 * MIB, 1], "all_gather"),
+        (["all_reduce", "all_to_all"], [8, 8], "all_to_all"),
+        (["all_reduce", "all_to_all", "all_gather"], [8, 8, 8], "all_gather"),
+    ],
+)
+def test_carrier_of_the_flags(kinds: list[Kind | None], sizes: list[int], expected: str) -> None:
+    assert carrier(kinds, sizes) == expected
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sizes", "expected"),
+    [
+        (["all_reduce", "all_gather"], [8, 8], []),
+        (["all_reduce", "all_to_all", "all_reduce"], [8, MIB, 8], [0, 2]),
+        (["all_reduce", "all_to_all"], [32 << 10, 8], [0]),
+        (["all_reduce", "all_to_all"], [(32 << 10) + 4, 8], []),
+        (["all_reduce", "all_to_all", "all_reduce"], [32 << 10, 8, 4], []),
+        ([None, "all_to_all"], [8, 8], []),
+    ],
+)
+def test_sums_that_ride_with_an_all_to_all(kinds: list[Kind | None], sizes: list[int], expected: list[int]) -> None:
+    assert riders(kinds, sizes, world_size=4) == expected
+
+
+def test_number_of_flags() -> None:
+    assert flag_elems(tensors=10, scalars=0, world_size=4) == 1 + 10 + 64
+    assert flag_elems(tensors=10, scalars=2, world_size=4) == 1 + 10 + 64 + 8 * 2 * 4

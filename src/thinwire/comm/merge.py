@@ -2,8 +2,8 @@
 
 A fusion group runs its units' exchanges side by side. What they ask for in the same round is merged: all reductions of the
 same operator and dtype, all gathers, all scatters, as far as they address the same ranks. So a group costs one message per
-kind and round, however many units it has, and units that need fewer rounds simply drop out. What is small rides along with
-something else (``comm.riding``).
+kind and round, however many units it has, and units that need fewer rounds simply drop out. What is small is piggybacked
+on something else (``comm.piggyback``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.comm.riding import AnyOf, arrived, on_board
+from thinwire.comm.piggyback import SmallSum, piggyback, unpack
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request, memory
 from thinwire.core.side_by_side import Asked, Asking, Round, side_by_side
 
@@ -29,11 +29,11 @@ def merge(exchanges: Sequence[Asking]) -> Merged:
 def _ask(asked: Asked) -> Round:
     """One round: merge by kind, ask, and hand every exchange its own part of the replies."""
     wanted = [(index, r) for index, one in asked.items() for r in (one if isinstance(one, tuple) else (one,))]
-    if len(wanted) == len(asked) == 1 and not isinstance(wanted[0][1], AnyOf):  # by far the most rounds
+    if len(wanted) == len(asked) == 1 and not isinstance(wanted[0][1], SmallSum):  # by far the most rounds
         index, request = wanted[0]
         (reply,) = yield (request,)
         return {index: (reply,) if isinstance(asked[index], tuple) else reply}
-    requests = on_board([request for _, request in wanted])
+    requests = piggyback([request for _, request in wanted])
     kinds: dict[object, list[int]] = {}
     for position, request in enumerate(requests):
         kinds.setdefault(_kind(request, position), []).append(position)
@@ -44,7 +44,7 @@ def _ask(asked: Asked) -> Round:
         parts.update(zip(members, _part(batch, reply), strict=True))
     replies: dict[int, list[Reply]] = {index: [] for index in asked}
     for position, (index, request) in enumerate(wanted):
-        replies[index].append(arrived(request, requests[position], parts[position]))
+        replies[index].append(unpack(request, requests[position], parts[position]))
     return {index: tuple(got) if isinstance(asked[index], tuple) else got[0] for index, got in replies.items()}
 
 

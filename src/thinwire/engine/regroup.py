@@ -8,50 +8,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from thinwire.compressors.dense import Dense
-from thinwire.core import CheckpointError, Compressor, ConfigError, Schedule, TensorSpec, Wrapper
+from thinwire.core import ConfigError, Schedule, TensorSpec
 from thinwire.engine.agreeing import agreed
-from thinwire.engine.groups import Group, make_group
 from thinwire.engine.offloading import choose_hosted
 from thinwire.engine.profiling import WINDOW_STEPS, StepProfiler
 from thinwire.engine.session import Session
 from thinwire.fusion import FusionPlanner, Profile, ssfusion
-from thinwire.fusion.prepare import wire_share
+from thinwire.fusion.groups import (
+    Group,
+    GroupPlan,
+    density_of,
+    make_groups,
+    names_of,
+    plan_groups,
+    read_plans,
+    small_tensors,
+    with_small,
+)
 
 log = logging.getLogger(__name__)
 
 WARMUP_STEPS = 3  # connections, caches, allocations
 CHECK_EVERY_STEPS = 100
 DRIFT = 0.15
-
-
-@dataclass(frozen=True)
-class GroupPlan:
-    """One planned group, by parameter names; what ranks agree on and checkpoints keep.
-
-    Args:
-        dense: members that are sent whole although the compressor would sparsify them.
-        density: of the other members; None leaves the compressor as it is.
-        hosted: members whose compressor runs on the host.
-    """
-
-    names: tuple[str, ...]
-    dense: tuple[str, ...] = ()
-    density: float | None = None
-    hosted: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        lists = {"names": self.names, "dense": self.dense, "hosted": self.hosted}
-        return {**{key: list(names) for key, names in lists.items()}, "density": self.density}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> GroupPlan:
-        # Plans of checkpoints from before host offload have no such entry.
-        names, dense, hosted = (tuple(values.get(key, ())) for key in ("names", "dense", "hosted"))
-        return cls(names, dense, values["density"], hosted)
 
 
 class Regrouping:
@@ -87,17 +68,16 @@ class Regrouping:
                 f"fuse={planner.name!r} sets densities itself; {compressor} has one that changes. Use 'safusion'"
             )
         self._planner, self._compressor = planner, compressor
-        self._small = _small_tensors(tensors, compressor)
+        self._small = small_tensors(tensors, compressor)
         fused = [tensor for tensor in tensors if tensor.fqn not in self._small]
         self._profiler = StepProfiler(fused, density_of(compressor) or 1.0)
         self._profile: Profile | None = None
         self._steps = 0
-        share = wire_share(fused, compressor, self._session.transport.world_size)
-        self.plan = self._with_small([GroupPlan(_names(group)) for group in planner(fused, share)])
+        self.plan = plan_groups(planner, tensors, compressor, self._session.transport.world_size)
 
     def groups(self) -> list[Group]:
         """The groups of the current plan."""
-        return [group for plan in self.plan for group in self._make(plan)]
+        return make_groups(self.plan, self._tensors, self._compressor)
 
     def read(self, plan: list[dict[str, Any]]) -> list[GroupPlan]:
         """A plan from a checkpoint.
@@ -105,10 +85,7 @@ class Regrouping:
         Raises:
             CheckpointError: it is of another model.
         """
-        plans = [GroupPlan.from_json(values) for values in plan]
-        if sorted(name for one in plans for name in one.names) != sorted(self._tensors):
-            raise CheckpointError("the fusion plan in the checkpoint names other parameters than this model has")
-        return plans
+        return read_plans(plan, self._tensors)
 
     def adopt(self, plan: list[GroupPlan]) -> None:
         """Take over a plan; it stays until a later check finds that the measurements have drifted."""
@@ -147,56 +124,18 @@ class Regrouping:
             return None
         self._profile = profile
         if self._planner.splits:
-            return self._with_small(self._split(profile))
-        return self._with_small([GroupPlan(_names(group)) for group in self._planner.plan(profile)])
+            return with_small(self._split(profile), self._small)
+        plans = [GroupPlan(names_of(group)) for group in self._planner.plan(profile)]
+        return with_small(plans, self._small)
 
     def _split(self, profile: Profile) -> list[GroupPlan]:
         """SSFusion: part of each group stays dense, and the host may select some of the rest."""
         split = ssfusion(profile)
         hosted = choose_hosted(profile, split, self._compressor) if self._planner.offloads else [()] * len(split)
         return [
-            GroupPlan(_names(s.tensors), _names(s.dense), s.density if s.sparse else None, _names(on_host))
+            GroupPlan(names_of(s.tensors), names_of(s.dense), s.density if s.sparse else None, names_of(on_host))
             for s, on_host in zip(split, hosted, strict=True)
         ]
-
-    def _with_small(self, plan: list[GroupPlan]) -> list[GroupPlan]:
-        """What stays dense because it is small travels with the last group: one message a step, not one a group."""
-        if not self._small or not plan:
-            return plan
-        return [*plan[:-1], replace(plan[-1], names=(*plan[-1].names, *self._small))]
-
-    def _make(self, plan: GroupPlan) -> list[Group]:
-        """One group, or two where part of it stays dense: that part travels while the other is still being selected."""
-        compressor = self._compressor if plan.density is None else with_density(self._compressor, plan.density)
-        whole = [self._tensors[name] for name in plan.names if name in plan.dense]
-        rest = [self._tensors[name] for name in plan.names if name not in plan.dense]
-        parts = [part for part in (whole, rest) if part]
-        return [make_group(part, compressor, whole=plan.dense, hosted=plan.hosted) for part in parts]
-
-
-def _small_tensors(tensors: Sequence[TensorSpec], compressor: Compressor) -> tuple[str, ...]:
-    """Tensors that routing leaves dense, unless everything is dense."""
-    dense = tuple(tensor.fqn for tensor in tensors if isinstance(compressor.route(tensor), Dense))
-    return dense if len(dense) < len(tensors) else ()
-
-
-def density_of(compressor: Compressor) -> float | None:
-    """The density of a sparsifier, also inside wrappers."""
-    if isinstance(compressor, Wrapper):
-        return density_of(compressor.inner)
-    return getattr(compressor, "density", None)
-
-
-def with_density(compressor: Compressor, density: float) -> Compressor:
-    """The same compressor at another density."""
-    if isinstance(compressor, Wrapper):
-        return replace(compressor, inner=with_density(compressor.inner, density))
-    assert any(f.name == "density" for f in fields(compressor))  # type: ignore[arg-type]
-    return replace(compressor, density=density)  # type: ignore[type-var]
-
-
-def _names(tensors: Sequence[TensorSpec]) -> tuple[str, ...]:
-    return tuple(tensor.fqn for tensor in tensors)
 
 
 def _elems(group: Group) -> int:

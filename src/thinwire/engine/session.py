@@ -16,7 +16,7 @@ from thinwire import kernels
 from thinwire.comm import Counting, Framed, Scheduler, Ticket, Transport, fit_lanes
 from thinwire.comm.job import FIRST_RESERVED_GROUP
 from thinwire.comm.merge import Merged, merge
-from thinwire.comm.riding import AnyOf
+from thinwire.comm.piggyback import SmallSum
 from thinwire.core import AllGather, Compressor, DesyncError, Exchanged, Request, State, Step, TensorSpec
 from thinwire.engine.flat import flatten, lay_out
 from thinwire.engine.groups import Group, Unit
@@ -189,7 +189,7 @@ class Session:
         """How many flags the ranks agree on in a step."""
         return 2 + len(self._names) + 2 * _SIGNATURE_BITS
 
-    def _agree(self, used: Sequence[bool], room: Tensor | None) -> Generator[AnyOf, Any, list[bool]]:
+    def _agree(self, used: Sequence[bool], room: Tensor | None) -> Generator[SmallSum, Any, list[bool]]:
         """What is true on any rank of: not finite, a wish, and each tensor used.
 
         Reductions have no header by which ranks that have lost step are found out, so the bits of a signature go along,
@@ -202,7 +202,7 @@ class Session:
         bits = self._signature_bits()
         mine = [not self._finite, self.wish, *used]
         flags = torch.tensor([*mine, *bits, *(not bit for bit in bits)], dtype=torch.uint8)
-        anywhere: list[bool] = (yield AnyOf(flags.to(self.device), room)).tolist()
+        anywhere: list[bool] = ((yield SmallSum(flags.to(self.device), self._world_size, room)) > 0).tolist()
         word, ones, zeros = anywhere[: len(mine)], anywhere[len(mine) : -len(bits)], anywhere[-len(bits) :]
         if any(one and zero for one, zero in zip(ones, zeros, strict=True)):
             expected = f"those of this rank at step {self.step}"

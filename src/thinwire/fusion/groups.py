@@ -1,13 +1,181 @@
-"""Fusion groups, and their description by tensor counts: what ranks agree on and checkpoints keep."""
+"""From tensors to fusion groups, by one set of rules: the runtime builds its groups here, and the planner prices them.
+
+A plan names the parameters of each group (``GroupPlan``): ranks agree on it, and checkpoints keep it. ``make_groups`` turns
+it into units: routing gives each tensor its compressor, and tensors that share one travel as one unit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
-from thinwire.core import ConfigError, TensorSpec
+from thinwire.compressors.dense import Dense
+from thinwire.core import CheckpointError, Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
+from thinwire.fusion.prepare import units_of, wire_share
 
 Groups = list[tuple[TensorSpec, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Tensors with the compressor they share."""
+
+    spec: UnitSpec
+    compressor: Compressor
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Units whose requests are merged into one message per kind and round."""
+
+    units: tuple[Unit, ...]
+
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """In the order of the units."""
+        return [tensor for unit in self.units for tensor in unit.spec.tensors]
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """One planned group, by parameter names.
+
+    Args:
+        dense: members that are sent whole although the compressor would sparsify them.
+        density: of the other members; None leaves the compressor as it is.
+        hosted: members whose compressor runs on the host.
+    """
+
+    names: tuple[str, ...]
+    dense: tuple[str, ...] = ()
+    density: float | None = None
+    hosted: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        lists = {"names": self.names, "dense": self.dense, "hosted": self.hosted}
+        return {**{key: list(names) for key, names in lists.items()}, "density": self.density}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> GroupPlan:
+        """What ``to_json`` described.
+
+        Raises:
+            CheckpointError: a field is missing or has another shape.
+        """
+        if not isinstance(values, Mapping) or "names" not in values:
+            raise CheckpointError(f"a group of the fusion plan is {values!r}; expected a mapping with 'names'")
+        # Plans of checkpoints from before host offload have no such entry.
+        names, dense, hosted = (_names_field(values, key) for key in ("names", "dense", "hosted"))
+        density = values.get("density")
+        # Written so that NaN fails too.
+        if density is not None and not (isinstance(density, int | float) and 0 < density <= 1):
+            raise CheckpointError(
+                f"'density' of a group of the fusion plan is {density!r}; expected one in (0, 1] or null"
+            )
+        for key, part in (("dense", dense), ("hosted", hosted)):
+            if not set(part) <= set(names):
+                raise CheckpointError(f"{key!r} of a group of the fusion plan names {part}, not all among its {names}")
+        return cls(names, dense, density, hosted)
+
+
+def _names_field(values: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    names = values.get(key, ())
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{key!r} of a group of the fusion plan is {names!r}; expected a list of parameter names")
+    return tuple(names)
+
+
+def read_plans(values: Any, tensors: Iterable[str]) -> list[GroupPlan]:
+    """The plan of a checkpoint, for a model with these parameters.
+
+    Raises:
+        CheckpointError: it is of another model, or no plan.
+    """
+    if not isinstance(values, list | tuple):
+        raise CheckpointError(f"the fusion plan in the checkpoint is {values!r}; expected a list of groups")
+    plans = [GroupPlan.from_json(one) for one in values]
+    if sorted(name for one in plans for name in one.names) != sorted(tensors):
+        raise CheckpointError("the fusion plan in the checkpoint names other parameters than this model has")
+    return plans
+
+
+def make_groups(plans: Sequence[GroupPlan], tensors: Mapping[str, TensorSpec], compressor: Compressor) -> list[Group]:
+    """The groups in the order in which they leave.
+
+    A planned group becomes two where part of it stays dense: that part travels while the other is still being selected.
+
+    Args:
+        tensors: by name.
+    """
+    groups: list[Group] = []
+    for plan in plans:
+        chosen = compressor if plan.density is None else with_density(compressor, plan.density)
+        dense = [tensors[name] for name in plan.names if name in plan.dense]
+        rest = [tensors[name] for name in plan.names if name not in plan.dense]
+        groups += [make_group(part, chosen, dense=plan.dense, hosted=plan.hosted) for part in (dense, rest) if part]
+    return groups
+
+
+def make_group(
+    tensors: Sequence[TensorSpec], compressor: Compressor, *, dense: Sequence[str] = (), hosted: Sequence[str] = ()
+) -> Group:
+    """One unit per compressor, in order of first use; the arguments are those of ``GroupPlan``."""
+    units = units_of(tensors, compressor, dense=dense, hosted=hosted)
+    return Group(tuple(Unit(UnitSpec(members), chosen) for chosen, members in units.items()))
+
+
+def plan_groups(
+    planner: Callable[[Sequence[TensorSpec], float], Groups],
+    tensors: Sequence[TensorSpec],
+    compressor: Compressor,
+    world_size: int,
+) -> list[GroupPlan]:
+    """Groups that need no measurement.
+
+    Args:
+        planner: called with tensors and the share of their bytes that is sent; a ``FusionPlanner``, for example.
+        tensors: in the order in which their gradients are ready.
+    """
+    small = small_tensors(tensors, compressor)
+    fused = [tensor for tensor in tensors if tensor.fqn not in small]
+    groups = planner(fused, wire_share(fused, compressor, world_size))
+    return with_small([GroupPlan(names_of(group)) for group in groups], small)
+
+
+def small_tensors(tensors: Sequence[TensorSpec], compressor: Compressor) -> tuple[str, ...]:
+    """Names of the tensors that routing leaves dense; none where it leaves all of them dense."""
+    dense = tuple(tensor.fqn for tensor in tensors if isinstance(compressor.route(tensor), Dense))
+    return dense if len(dense) < len(tensors) else ()
+
+
+def with_small(plans: Sequence[GroupPlan], small: Sequence[str]) -> list[GroupPlan]:
+    """Small tensors travel with the last group: one dense message a step, not one a group."""
+    if not plans:
+        return []
+    return [*plans[:-1], replace(plans[-1], names=(*plans[-1].names, *small))]
+
+
+def density_of(compressor: Compressor) -> float | None:
+    """The density of a sparsifier, also inside wrappers; None for everything else."""
+    if isinstance(compressor, Wrapper):
+        return density_of(compressor.inner)
+    return getattr(compressor, "density", None)
+
+
+def with_density(compressor: Compressor, density: float) -> Compressor:
+    """The same compressor at another density."""
+    if isinstance(compressor, Wrapper):
+        return replace(compressor, inner=with_density(compressor.inner, density))
+    assert any(f.name == "density" for f in fields(compressor))  # type: ignore[arg-type]
+    return replace(compressor, density=density)  # type: ignore[type-var]
+
+
+def names_of(tensors: Iterable[TensorSpec]) -> tuple[str, ...]:
+    """Their parameter names."""
+    return tuple(tensor.fqn for tensor in tensors)
 
 
 def tensor_counts(groups: Groups) -> list[int]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from thinwire.compressors.dense import Dense
 from thinwire.core import Compressor, TensorSpec, UnitSpec, Wrapper, make
-from thinwire.wrappers import with_feedback
+from thinwire.wrappers import ErrorFeedback, with_feedback
+from thinwire.wrappers.host import OnHost
 from thinwire.wrappers.routing import Route
 
 
@@ -20,11 +21,22 @@ def _routes(compressor: Compressor) -> bool:
     return isinstance(compressor, Route) or (isinstance(compressor, Wrapper) and _routes(compressor.inner))
 
 
-def units_of(tensors: Sequence[TensorSpec], compressor: Compressor) -> dict[Compressor, tuple[TensorSpec, ...]]:
-    """Tensors by the compressor that routing gives them."""
+def units_of(
+    tensors: Sequence[TensorSpec], compressor: Compressor, *, dense: Sequence[str] = (), hosted: Sequence[str] = ()
+) -> dict[Compressor, tuple[TensorSpec, ...]]:
+    """Tensors by the compressor that routing gives them, in order of first use.
+
+    Args:
+        dense: names of tensors that are sent dense although the compressor would do otherwise.
+        hosted: names of tensors whose compressor runs on the host.
+    """
     units: dict[Compressor, tuple[TensorSpec, ...]] = {}
     for tensor in tensors:
         chosen = compressor.route(tensor)
+        if tensor.fqn in dense and isinstance(chosen, ErrorFeedback):
+            chosen = ErrorFeedback(inner=Dense())  # still with feedback: it sends what waits in the tensor's residual
+        elif tensor.fqn in hosted:
+            chosen = OnHost(inner=chosen)
         units[chosen] = (*units.get(chosen, ()), tensor)
     return units
 

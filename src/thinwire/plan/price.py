@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from thinwire.comm import fit_lanes
-from thinwire.comm.riding import MOST_COPIED_BYTES, MOST_RIDING_BYTES
+from thinwire.comm.piggyback import MOST_COPIED_BYTES, MOST_PIGGYBACKED_BYTES
 from thinwire.compressors.dense import Dense
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
 from thinwire.fusion import Curve, Groups, Profile, TensorProfile, parse_fusion
@@ -219,9 +219,9 @@ def _carrier(messages: Mapping[Kind, float], world_size: int) -> Kind:
 
 
 def _with_riders(messages: Mapping[Kind, float], world_size: int) -> dict[Kind, float]:
-    """Short sums as part of an all-to-all, as in ``comm.riding``."""
+    """Short sums as part of an all-to-all, as in ``comm.piggyback``."""
     reduced_bytes = _reduced_bytes(messages, world_size)
-    if not messages.get("all_to_all") or not 0 < world_size * reduced_bytes <= MOST_RIDING_BYTES:
+    if not messages.get("all_to_all") or not 0 < world_size * reduced_bytes <= MOST_PIGGYBACKED_BYTES:
         return dict(messages)
     merged = dict(messages)
     del merged["all_reduce"]
