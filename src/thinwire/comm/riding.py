@@ -35,14 +35,14 @@ class AnyOf:
 
 def on_board(wanted: Sequence[Request | AnyOf]) -> list[Request]:
     """What is really asked for in a round, one request for each that is wanted."""
-    scatters = [r for r in wanted if isinstance(r, AllToAll) and r.groups is None]
+    scatters = [r for r in wanted if isinstance(r, AllToAll) and r.partition is None]
     sums = [r for r in wanted if _is_sum(r)]
     rows = len(scatters[0].messages) if scatters else 0
     ride = rows > 0 and rows * sum(r.tensor.nbytes for r in sums) <= MOST_RIDING_BYTES
     asked: list[Request] = []
     for request in wanted:
         if isinstance(request, AnyOf):
-            asked.append(_carried(request, [r for r in wanted if not isinstance(r, AnyOf) and r.groups is None]))
+            asked.append(_carried(request, [r for r in wanted if not isinstance(r, AnyOf) and r.partition is None]))
         elif ride and _is_sum(request):
             asked.append(AllToAll(request.tensor.reshape(-1).view(torch.uint8).expand(rows, -1)))
         else:
@@ -66,7 +66,7 @@ def arrived(wanted: Request | AnyOf, asked: Request, reply: Reply) -> Reply:
 
 
 def _is_sum(request: Request | AnyOf) -> TypeGuard[AllReduce]:
-    if not isinstance(request, AllReduce) or request.groups is not None:
+    if not isinstance(request, AllReduce) or request.partition is not None:
         return False
     return request.op in ("mean", "sum") and request.tensor.is_floating_point()
 
