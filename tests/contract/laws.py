@@ -103,7 +103,7 @@ def rounds_as_declared(compressor: Compressor) -> None:
         where = f"{specimen.name}, {world_size} ranks"
         assert len(done.asked) <= compressor.rounds, where
         for request in (one for asked in done.asked for one in asked):
-            assert request.groups is None, where
+            assert request.partition is None, where
             assert not (isinstance(request, AllGather) and request.varying), where
 
 

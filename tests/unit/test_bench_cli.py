@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.cli import app, bench
+from thinwire.cli import bench
+from thinwire.cli.commands import app
 
 ROOT = Path(__file__).parents[2]
 

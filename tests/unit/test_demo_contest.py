@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from thinwire.cli import app
 from thinwire.cli import demo as demo_command
+from thinwire.cli.commands import app
 from thinwire.demo.contender import interface_sent_bytes
 from thinwire.demo.contest import Network, WorkerFailed, line_up, run_contest
 from thinwire.demo.live import LiveView

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.cli import app
+from thinwire.cli.commands import app
 from thinwire.observe.events import EventWriter
 from thinwire.observe.html.page import write_html
 from thinwire.observe.runs import load_contests

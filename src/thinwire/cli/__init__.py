@@ -1,27 +1,22 @@
-"""The ``thinwire`` command. Commands import what they need when they run, so that ``--help`` answers at once."""
+"""The ``thinwire`` command."""
 
 from __future__ import annotations
 
-import typer
+import sys
 
-from thinwire.cli import bench, compressors, demo, doctor, lab, plan, probe, report
-
-app = typer.Typer(
-    name="thinwire",
-    help="Train PyTorch models over slow networks.",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-)
-app.command("demo")(demo.demo)
-app.command("probe")(probe.probe)
-app.command("plan")(plan.plan)
-app.command("report")(report.report)
-app.command("doctor")(doctor.doctor)
-app.command("compressors")(compressors.compressors)
-app.command("bench", context_settings=bench.PASSED_ON)(bench.bench)
-app.add_typer(lab.app, name="lab")
+EXTRA = {"typer", "rich", "plotly"}  # what the extra ``thinwire[cli]`` installs; a training process needs none of it
+EXTRA_MISSING_STATUS = 2
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line, or say in one line what it needs."""
+    try:
+        from thinwire.cli.commands import app
+
+        app()
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing not in EXTRA:
+            raise
+        print(f"thinwire: the command needs {missing}; run: pip install 'thinwire[cli]'", file=sys.stderr)
+        sys.exit(EXTRA_MISSING_STATUS)

@@ -69,7 +69,7 @@ def plan(
 
 
 def _hand_over(console: Console, made: Plan, json_file: Path | None, html: Path | None) -> None:
-    console.print(made.renderable())
+    console.print(made.explain(), markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
         made.save(json_file)
     if html is not None:

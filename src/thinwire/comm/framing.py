@@ -56,7 +56,7 @@ class Framed:
         else:
             return self.inner.start(request, tag)
         pending = self.inner.start(framed, tag)
-        ranks = range(self.world_size) if request.groups is None else request.groups.own
+        ranks = range(self.world_size) if request.partition is None else request.partition.own
         return Later(lambda: self._open(pending.wait(), ranks, tag))
 
     def _frame(self, bodies: Tensor, room: Tensor | None, tag: Tag) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire.comm import pairs
 from thinwire.comm.transport import Later, Pending, Tag
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request, TransportError, memory
-from thinwire.core.request import Groups, alone
+from thinwire.core.request import Partition, alone
 
 # Renamed in torch 2.13; the old name warns there, the new one is missing before.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -48,7 +48,7 @@ class TorchDistTransport:
         self.roll_call = roll_call
         self.rank = dist.get_rank(self.group)
         self.world_size = dist.get_world_size(self.group)
-        self._parts: dict[Groups, TorchDistTransport | None] = {}
+        self._parts: dict[Partition, TorchDistTransport | None] = {}
         self._has_gloo = "gloo" in dist.get_backend(self.group)
         self._last_pairs: pairs.PairwiseAllToAll | None = None
         self._later = [TorchDistTransport(one, roll_call) for one in later]
@@ -58,7 +58,7 @@ class TorchDistTransport:
         return 1 + len(self._later)
 
     def start(self, request: Request, tag: Tag) -> Pending:
-        if self._later and tag.round > 0 and request.groups is None:
+        if self._later and tag.round > 0 and request.partition is None:
             return self._later[min(tag.round, len(self._later)) - 1].start(request, tag)
         try:
             pending = self._start(request)
@@ -89,8 +89,8 @@ class TorchDistTransport:
         return "Roll call: all ranks answer, so the link was interrupted or a rank was late by more than the time-out."
 
     def _start(self, request: Request) -> Pending:
-        if request.groups is not None:
-            part, within = self._part(request.groups), replace(request, groups=None)
+        if request.partition is not None:
+            part, within = self._part(request.partition), replace(request, partition=None)
             return Later(lambda: alone(within)) if part is None else part._start(within)
         match request:
             case AllReduce():
@@ -106,23 +106,23 @@ class TorchDistTransport:
                 work = dist.broadcast(request.tensor, source, group=self.group, async_op=True)
                 return Later(lambda: _after(work, request.tensor))
 
-    def _part(self, groups: Groups) -> TorchDistTransport | None:
+    def _part(self, partition: Partition) -> TorchDistTransport | None:
         """This rank's group of a partition, None where it is alone; all ranks make all groups when they first need one.
 
         Requests come in the same order everywhere, so no rank can be making another group at that time. Ranks that are
         alone join in: torch numbers groups by how many a rank has made, and the numbers must stay the same everywhere.
         """
-        if groups not in self._parts:
+        if partition not in self._parts:
             if self.world_size != dist.get_world_size():
                 raise TransportError(
                     f"groups of ranks need a transport over all {dist.get_world_size()} ranks, this one has "
                     f"{self.world_size}; leave out hierarchical, or attach on all ranks"
                 )
             timeout = _timeout(self.group)
-            made = [dist.new_group(list(ranks), timeout=timeout) for ranks in groups.members if len(ranks) > 1]
+            made = [dist.new_group(list(ranks), timeout=timeout) for ranks in partition.members if len(ranks) > 1]
             own = [TorchDistTransport(group) for group in made if dist.get_rank(group) >= 0]
-            self._parts[groups] = own[0] if own else None
-        return self._parts[groups]
+            self._parts[partition] = own[0] if own else None
+        return self._parts[partition]
 
     def _all_reduce(self, request: AllReduce) -> Later:
         work = dist.all_reduce(request.tensor, _OPS[request.op], group=self.group, async_op=True)

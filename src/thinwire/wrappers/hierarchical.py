@@ -29,7 +29,7 @@ from thinwire.core import (
     memory,
     register,
 )
-from thinwire.core.request import Groups
+from thinwire.core.request import Partition
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class Hosts:
         return self.rank // self.ranks_per_host
 
     @property
-    def inside(self) -> Groups:
+    def inside(self) -> Partition:
         """Every host by itself."""
-        return Groups(self.members, self.rank)
+        return Partition(self.members, self.rank)
 
     @property
-    def between(self) -> Groups:
+    def between(self) -> Partition:
         """The first rank of every host; all others are alone."""
         first = tuple(ranks[0] for ranks in self.members)
         others = tuple((rank,) for ranks in self.members for rank in ranks[1:])
-        return Groups((first, *others), self.rank)
+        return Partition((first, *others), self.rank)
 
     @property
     def weight(self) -> float:
@@ -99,7 +99,7 @@ class Hierarchical(Wrapper):
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         hosts = Hosts(self.ranks_per_host, step.rank, step.world_size)
-        host_mean = yield AllReduce(x, groups=hosts.inside)
+        host_mean = yield AllReduce(x, partition=hosts.inside)
         inner_step = replace(step, rank=hosts.own, world_size=hosts.count)
         weight = hosts.weight
         inner = self.inner.exchange(_scaled(host_mean, weight), self._weighted(state, weight), inner_step)
@@ -149,12 +149,12 @@ def _between_hosts(exchange: Exchange, hosts: Hosts) -> Exchange:
 
 
 def _ask(requests: tuple[Request, ...], hosts: Hosts) -> Generator[tuple[Request, ...], Any, tuple[Reply, ...]]:
-    heard = yield tuple(replace(request, groups=hosts.between) for request in requests)
+    heard = yield tuple(replace(request, partition=hosts.between) for request in requests)
     if hosts.world_size == hosts.count:
         return tuple(heard)
     lengths = yield from _lengths(requests, heard, hosts)
     words = [_to_pass_on(r, reply, n) for r, reply, n in zip(requests, heard, lengths, strict=True)]
-    told = yield tuple(Broadcast(word, groups=hosts.inside) for word in words)
+    told = yield tuple(Broadcast(word, partition=hosts.inside) for word in words)
     return tuple(
         list(word.split(length)) if isinstance(request, AllGather) else word
         for request, word, length in zip(requests, told, lengths, strict=True)
@@ -171,7 +171,7 @@ def _lengths(
         known = [[one.numel() for one in heard[i]] for i in varying]
         padded = [row + [0] * (hosts.count - len(row)) for row in known]  # the others have heard only themselves
         table = torch.tensor(padded, dtype=torch.int64, device=heard[varying[0]][0].device)
-        (told,) = yield (Broadcast(table, groups=hosts.inside),)
+        (told,) = yield (Broadcast(table, partition=hosts.inside),)
         for i, row in zip(varying, told.tolist(), strict=True):
             lengths[i] = row
     return lengths
