@@ -14,7 +14,8 @@ from thinwire.core import (
     make,
     register,
 )
-from thinwire.engine import Attached, WireStats, attach
+from thinwire.observe.metrics import WireStats
+from thinwire.wire import Attached, attach
 
 __all__ = [
     "Attached",

@@ -6,40 +6,41 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from thinwire.engine.session import Session
+from thinwire.observe.report import StepReport
 from thinwire.plan.online import StepTimes
 
 _STRANGE = 2.0  # so many times the usual, and something else was done between two steps
 
 
 class StepClock:
-    """Times steps from the end of one to the end of the next."""
+    """Times steps from the end of one exchange to the end of the next, without the pauses that planning makes.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.resume()
+    Args:
+        is_cpu: on accelerators nobody knows at the time when a gradient was computed, so what lies before the first one
+            counts as nothing.
+    """
 
-    def resume(self) -> None:
-        """A step begins: training goes on from here."""
+    def __init__(self, *, is_cpu: bool) -> None:
+        self._is_cpu = is_cpu
         self._resumed_s = time.perf_counter()
 
-    def read(self, *, gradients: bool = True) -> StepTimes:
+    def read(self, report: StepReport, *, gradients: bool = True) -> StepTimes:
         """The step that has just ended.
 
         Args:
             gradients: also when each of them was ready, which takes time where there are many.
         """
-        now_s, ready_s = time.perf_counter(), self._session.meter.last_ready_s
-        first_s = min(ready_s.values(), default=now_s)
-        after_s = {name: at_s - first_s for name, at_s in ready_s.items()} if gradients else {}
-        return StepTimes(first_s - self._resumed_s, after_s, now_s - self._resumed_s)
+        first_s = min(report.ready_s.values(), default=report.ended_s)
+        after_s = {name: at_s - first_s for name, at_s in report.ready_s.items()} if gradients else {}
+        return StepTimes(first_s - self._resumed_s, after_s, report.ended_s - self._resumed_s)
+
+    def resume(self, report: StepReport, pause_s: float) -> None:
+        """The next step began when this one ended, and was held up for so long."""
+        self._resumed_s = report.ended_s + pause_s
 
     def before_s(self, times: StepTimes) -> float:
-        """The part of a step that does not depend on the network, up to its first gradient.
-
-        On accelerators nobody knows at the time when a gradient was computed; there it is nothing.
-        """
-        return times.before_s if self._session.device.type == "cpu" else 0.0
+        """The part of a step that does not depend on the network, up to its first gradient."""
+        return times.before_s if self._is_cpu else 0.0
 
     def step_s(self, times: StepTimes, usual_s: float) -> float:
         """A whole step, without what a loop does between two steps now and then.

@@ -9,15 +9,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from thinwire.comm.link import Link
 from thinwire.core import TensorSpec
-from thinwire.engine.session import Session
 from thinwire.plan.cluster import Cluster, usable_cores
 from thinwire.plan.codecs import SIDES, CodecCost, measure_codec, relative_error
 from thinwire.plan.collectives import Kind
 from thinwire.plan.network import Network
-from thinwire.plan.probe import measure_network
+from thinwire.plan.probe import holds, measure_network
 
-# Quicker than a probe: training stands still meanwhile.
+# Quicker than a probe: training pauses meanwhile.
 _KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "all_to_all")  # what the candidates use
 _LARGEST_BYTES = 16 << 20
 _PATIENCE_S = 0.12  # so 1 MB at 20 Mbit/s: TCP on a slow link carries long messages less well than short ones
@@ -29,24 +29,31 @@ _SAMPLED_TENSORS = 60
 _SAMPLED_ELEMS = 1 << 16
 
 
-def session_network(session: Session, tensors: Sequence[TensorSpec]) -> Network:
-    """The curves of the session's own transport, the same on all ranks; all call it at the same point."""
-    return measure_network(
-        session.transport,
-        kinds=_KINDS,
-        largest_bytes=min(4 * sum(tensor.numel for tensor in tensors), _LARGEST_BYTES),
-        patience_s=_PATIENCE_S,
-        repeats=_REPEATS,
-        fewest_repeats=_FEWEST_REPEATS,
-        seconds_per_size=_SECONDS_PER_SIZE,
-        device=session.device,
-    )
+def link_network(link: Link, tensors: Sequence[TensorSpec]) -> Network:
+    """The curves of a link, the same on all ranks; all call it at the same point, while the link is idle."""
+    with link.idle() as transport:
+        return measure_network(
+            transport,
+            kinds=_KINDS,
+            largest_bytes=min(4 * sum(tensor.numel for tensor in tensors), _LARGEST_BYTES),
+            patience_s=_PATIENCE_S,
+            repeats=_REPEATS,
+            fewest_repeats=_FEWEST_REPEATS,
+            seconds_per_size=_SECONDS_PER_SIZE,
+            device=link.device,
+        )
 
 
-def session_cluster(session: Session, machines: Sequence[str]) -> Cluster:
+def still_holds(network: Network, link: Link) -> bool:
+    """Whether the link is as it was measured; the same answer on all ranks."""
+    with link.idle() as transport:
+        return holds(network, transport, link.device)
+
+
+def cluster_of(link: Link, machines: Sequence[str]) -> Cluster:
     """Ranks and cores, given the machine of every rank."""
-    # Accelerators compute by themselves; the threads of the processor are then free for communication.
-    threads = torch.get_num_threads() if session.device.type == "cpu" else 1
+    # Accelerators compute alone; the threads of the processor are then free for communication.
+    threads = torch.get_num_threads() if link.device.type == "cpu" else 1
     most = max(Counter(machines).values())
     return Cluster(world_size=len(machines), ranks_per_machine=most, cores=usable_cores(), threads=threads)
 

@@ -106,7 +106,7 @@ class Ages:
         """
         for name, ages in self._ages.items():
             if name in means:
-                count_ages(means[name].reshape(-1), self._since[name], ages, cap=self._caps[name])
+                count_ages(means[name].reshape(-1).float(), self._since[name], ages, cap=self._caps[name])
             else:
                 ages.zero_()
 
@@ -168,11 +168,12 @@ def reads_ages(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "reads_ages", False))
 
 
-def warn_if_blind(optimizer: torch.optim.Optimizer, ages: Ages) -> None:
-    """Say once that this optimizer takes a sum over many steps for the gradient of one, where that will happen."""
-    if not ages.names or reads_ages(optimizer):
+def warn_if_blind(optimizers: Iterable[torch.optim.Optimizer], ages: Ages) -> None:
+    """Say once that an optimizer takes a sum over many steps for the gradient of one, where that will happen."""
+    blind = [optimizer for optimizer in optimizers if not reads_ages(optimizer)]
+    if not ages.names or not blind:
         return
-    kind = type(optimizer).__name__
+    kind = type(blind[0]).__name__
     replacement = f"thinwire.optim.{kind}" if kind in ("AdamW", "SGD") else "thinwire.optim.AdamW"
     warnings.warn(
         f"{kind} does not know how old the updates are that a sparsifier sends ({_MEASURED_COST}). Use {replacement} "

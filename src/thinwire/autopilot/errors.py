@@ -1,13 +1,13 @@
-"""The error ledger of an attached model: now and then a step is looked at, on all ranks, and what it lost is booked."""
+"""The error ledger of an attached model: now and then a step is measured, on all ranks, and what it lost is recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from thinwire.engine.agreeing import gathered
-from thinwire.engine.groups import Group
-from thinwire.engine.session import Session
-from thinwire.engine.states import cut
+from thinwire.comm.objects import all_gather_object
+from thinwire.exchange.channel import Channel
+from thinwire.exchange.states import cut, residual_of
+from thinwire.observe.report import StepReport
 from thinwire.plan.ledger import ErrorLedger, Quotas
 from thinwire.plan.online import noise_over_ranks
 from thinwire.plan.quality import MODEL
@@ -16,48 +16,48 @@ EVERY_STEPS = 50
 QUOTAS = Quotas(decay=0.7, settle_steps=4)  # so a verdict rests on 200 steps
 
 
-class Books:
+class ErrorStatistics:
     """Keeps a ledger: per tensor and for all of them, the noise and the compression error of the mean over the ranks.
 
     The error is taken from the residuals: what waits in them is what the mean lacks. Those of different ranks are taken
-    for independent, so their mean has 1/P of their mean square. A compressor without a residual books no error.
+    for independent, so their mean has 1/P of their mean square. A compressor without a residual records no error.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._link = channel.members.link()
         self.ledger = ErrorLedger(QUOTAS)
 
     def open_step(self) -> None:
-        """Between two steps: say whether the next one is looked at. It depends on its number alone."""
-        norms = self._session.norms
-        norms.clear()
-        norms.wanted = self._session.transport.world_size > 1 and self._session.step % EVERY_STEPS == EVERY_STEPS - 1
+        """Between two steps: say whether the next one is measured. It depends on its number alone."""
+        measured = self._channel.index % EVERY_STEPS == EVERY_STEPS - 1
+        self._channel.measure(norms=self._link.world_size > 1 and measured)
 
-    def close_step(self, groups: Sequence[Group]) -> bool:
-        """After a step: book it if it was looked at and counted, on all ranks alike; whether it was."""
-        norms = self._session.norms
-        if not (norms.wanted and norms.local_sq):
+    def close_step(self, report: StepReport) -> bool:
+        """After a step: record it if it was measured and has committed, on all ranks alike; whether it was."""
+        if not (self._channel.norms and report.local_sq):
             return False
-        mine = {"local": norms.local_sq, "residual": self._residuals_sq(groups), "mean": norms.mean_sq}
-        ranks = gathered(self._session, mine)
+        mine = {"local": report.local_sq, "residual": self._residuals_sq(), "mean": report.mean_sq}
+        ranks = all_gather_object(self._link, mine)
         # The means are the same everywhere, but not every processor adds their squares up alike: one rank's count.
-        self._book([one["local"] for one in ranks], [one["residual"] for one in ranks], ranks[0]["mean"])
+        self._record([one["local"] for one in ranks], [one["residual"] for one in ranks], ranks[0]["mean"])
         return True
 
     def forget_compression(self) -> None:
-        """Another compressor is in use from now on."""
+        """Another compressor is in use from here on."""
         for unit in self.ledger.units:
             self.ledger.changed(unit, "compression")
 
-    def _residuals_sq(self, groups: Sequence[Group]) -> dict[str, float]:
+    def _residuals_sq(self) -> dict[str, float]:
         found = {}
-        for unit in (unit for group in groups for unit in group.units):
-            if "residual" in unit.compressor.layout():
-                pieces = cut(self._session.states.of(unit), unit)
-                found.update({name: float(one["residual"].dot(one["residual"])) for name, one in pieces.items()})
+        for unit, state in self._channel.states.items():
+            for name, piece in cut(state, unit).items():
+                residual = residual_of(piece, unit.compressor)
+                if residual is not None:
+                    found[name] = float(residual.dot(residual))
         return found
 
-    def _book(
+    def _record(
         self,
         locals_sq: Sequence[Mapping[str, float]],
         residuals_sq: Sequence[Mapping[str, float]],

@@ -13,11 +13,12 @@ from thinwire.plan.watch import DRIFT
 
 
 @dataclass(frozen=True)
-class Course:
-    """Where an autopilot is heading.
+class ActivePlan:
+    """A plan in force.
 
     Args:
         order: all parameter names, in the order in which their gradients are ready.
+        groups: as ``GroupPlan.to_json`` gives them, where the plan's fusion needs a profile; else they follow from ``order``.
         before_s: rank 0's part of a step before its first gradient, which does not depend on the network.
         expected_s: the step that the plan predicts, corrected by what was measured.
         dense_s: the same of dense.
@@ -32,13 +33,14 @@ class Course:
     dense_s: float
     drift: float = DRIFT
     ledger: Mapping[str, Any] | None = None
+    groups: Sequence[Mapping[str, Any]] | None = None
 
     def to_text(self) -> str:
         """As JSON."""
         return json.dumps({**asdict(self), "plan": self.plan.to_json(), "order": list(self.order)})
 
 
-def read_course(text: str) -> Course:
+def read_active_plan(text: str) -> ActivePlan:
     """What ``to_text`` wrote.
 
     Raises:
@@ -46,7 +48,7 @@ def read_course(text: str) -> Course:
     """
     try:
         values = json.loads(text)
-        return Course(**{**values, "plan": Plan.from_json(values["plan"])})
+        return ActivePlan(**{**values, "plan": Plan.from_json(values["plan"])})
     except (TypeError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"the plan in the checkpoint cannot be read ({error}); load what wire.state_dict() has given, unchanged"
