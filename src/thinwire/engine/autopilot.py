@@ -27,10 +27,9 @@ from thinwire.engine.measuring import codec_costs, gradient_errors, session_clus
 from thinwire.engine.regroup import Regrouping
 from thinwire.engine.session import Session
 from thinwire.engine.step_clock import StepClock
-from thinwire.fusion import parse_fusion
+from thinwire.fusion import ModelProfile, Noise, parse_fusion
 from thinwire.fusion.prepare import prepare
 from thinwire.plan.cluster import Cluster, machine_id
-from thinwire.plan.model import ModelProfile, Noise
 from thinwire.plan.network import Network
 from thinwire.plan.online import (
     StepTimes,

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from thinwire.comm.trace import Trace
 from thinwire.core import TensorSpec
-from thinwire.fusion.profile import Curve, Profile, TensorProfile
+from thinwire.fusion import Curve, GroupCosts, Groups, ModelProfile
+from thinwire.plan import Cluster, GroupWork, Message, simulate_groups
 
 WINDOW_STEPS = 8
 CONTENDED_SHARE = 0.8  # backward that gets less of a core than this shares it with somebody
 
 
 class StepProfiler:
-    """Keeps the last steps and condenses them into a ``Profile``.
+    """Keeps the last steps and condenses them.
 
     Args:
         density: fraction of the elements that travel, for planners that weigh dense against sparse.
@@ -50,21 +53,65 @@ class StepProfiler:
         self._elems = sum(group_elems)
         self._sent_bytes = sum(span.sent_bytes for span in trace.spans if span.group >= 0)
 
-    def profile(self) -> Profile:
+    def profile(self) -> Measured:
         """The medians of the window."""
-        ready_s = {name: median(step.get(name, 0.0) for step in self._ready_s) for name in self._tensors}
-        order = sorted(ready_s, key=lambda name: ready_s[name])
+        ready_s = {t: median(step.get(name, 0.0) for step in self._ready_s) for name, t in self._tensors.items()}
+        profile = ModelProfile.in_ready_order(ready_s, backward_s=max(ready_s.values()))
         encode = Curve.fit(sample for step in self._encode for sample in step)
+        message = Curve.fit(sample for step in self._messages for sample in step)
+        per_elem = max(self._sent_bytes / (self._elems * self._density), 1e-3)
         contended = median(self._core_shares) < CONTENDED_SHARE
-        return Profile(
-            tensors=tuple(TensorProfile(self._tensors[name], ready_s[name]) for name in order),
-            encode=encode,
-            message=Curve.fit(sample for step in self._messages for sample in step),
-            density=self._density,
-            bytes_per_elem=max(self._sent_bytes / (self._elems * self._density), 1e-3),
-            # What the smallest group takes to encode and decode is what a group takes whatever its size.
-            message_cost_s=encode(0) if contended else 0.0,
-        )
+        # What the smallest group takes to encode and decode is what a group takes whatever its size.
+        return Measured(profile, GroupCosts(encode, message, self._density, per_elem), encode(0) if contended else 0.0)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured step.
+
+    Args:
+        message_cost_s: by how much a message delays backward itself, where the two share a core; otherwise 0.
+    """
+
+    profile: ModelProfile
+    costs: GroupCosts
+    message_cost_s: float = 0.0
+
+    def finish_s(self, groups: Groups) -> float:
+        """When a step with these groups ends."""
+        ready_s = {one.tensor: one.ready_s for one in self.profile.tensors}
+        works = [
+            GroupWork(
+                max(ready_s[tensor] for tensor in group) + index * self.message_cost_s,
+                (self.costs.encode_s(group), 0.0),
+                ((Message(self.costs.message_s(group)),),),
+            )
+            for index, group in enumerate(groups)
+        ]
+        backward_s = self.profile.backward_s + len(groups) * self.message_cost_s
+        return simulate_groups(works, backward_s, Cluster(world_size=1)).finish_s
+
+    def relative_drift(self, other: Measured, groups: Groups | None = None) -> float:
+        """How far ``other`` is from this: the largest relative change among backward and the sums of the groups' times.
+
+        Sums, because the few microseconds of a bias may double without meaning anything for the plan.
+        """
+        mine, later = self.profile, other.profile
+        if set(mine.specs) != set(later.specs):
+            return math.inf
+        used = [(tensor,) for tensor in mine.specs] if groups is None else groups
+        pairs = [
+            (mine.backward_s, later.backward_s),
+            (sum(map(self.costs.encode_s, used)), sum(map(other.costs.encode_s, used))),
+            (sum(map(self.costs.message_s, used)), sum(map(other.costs.message_s, used))),
+        ]
+        return max(_relative_change(before, after) for before, after in pairs)
+
+
+def _relative_change(before: float, after: float) -> float:
+    if before == after:
+        return 0.0
+    return abs(after - before) / before if before > 0 else math.inf
 
 
 def _message_samples(trace: Trace) -> dict[int, tuple[float, float]]:

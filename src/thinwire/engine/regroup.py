@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from thinwire.core import ConfigError, Schedule, TensorSpec
+from thinwire.core import TensorSpec
 from thinwire.engine.agreeing import agreed
-from thinwire.engine.offloading import choose_hosted
-from thinwire.engine.profiling import WINDOW_STEPS, StepProfiler
+from thinwire.engine.profiling import WINDOW_STEPS, Measured, StepProfiler
 from thinwire.engine.session import Session
-from thinwire.fusion import FusionPlanner, Profile, ssfusion
+from thinwire.fusion import FusionPlanner, merge_costly, offload, ssfusion
 from thinwire.fusion.groups import (
     Group,
     GroupPlan,
@@ -27,6 +27,7 @@ from thinwire.fusion.groups import (
     small_tensors,
     with_small,
 )
+from thinwire.plan import host_curve
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +60,12 @@ class Regrouping:
             ConfigError: this fusion needs another compressor.
         """
         tensors, compressor = [self._tensors[name] for name in order or self._tensors], self._session.compressor
-        if planner.splits and density_of(compressor) is None:
-            raise ConfigError(
-                f"fuse={planner.name!r} weighs dense against sparse; {compressor} has no density. Use 'safusion'"
-            )
-        if planner.splits and isinstance(density_of(compressor), Schedule):
-            raise ConfigError(
-                f"fuse={planner.name!r} sets densities itself; {compressor} has one that changes. Use 'safusion'"
-            )
+        planner.check(compressor)
         self._planner, self._compressor = planner, compressor
         self._small = small_tensors(tensors, compressor)
         fused = [tensor for tensor in tensors if tensor.fqn not in self._small]
         self._profiler = StepProfiler(fused, density_of(compressor) or 1.0)
-        self._profile: Profile | None = None
+        self._profile: Measured | None = None
         self._steps = 0
         self.plan = plan_groups(planner, tensors, compressor, self._session.transport.world_size)
 
@@ -118,24 +112,26 @@ class Regrouping:
         return self._steps == WARMUP_STEPS + WINDOW_STEPS or self._steps % CHECK_EVERY_STEPS == 0
 
     def _propose(self) -> list[GroupPlan] | None:
-        profile = self._profiler.profile()
+        found = self._profiler.profile()
         in_use = [tuple(self._tensors[name] for name in group.names) for group in self.plan]
-        if self._profile is not None and self._profile.relative_drift(profile, in_use) <= DRIFT:
+        if self._profile is not None and self._profile.relative_drift(found, in_use) <= DRIFT:
             return None
-        self._profile = profile
+        self._profile = found
         if self._planner.splits:
-            return with_small(self._split(profile), self._small)
-        plans = [GroupPlan(names_of(group)) for group in self._planner.plan(profile)]
-        return with_small(plans, self._small)
+            return with_small(self._split(found), self._small)
+        groups = self._planner.plan(found.profile, found.costs)
+        merged = merge_costly(groups, found.finish_s) if found.message_cost_s > 0 else groups
+        return with_small([GroupPlan(names_of(group)) for group in merged], self._small)
 
-    def _split(self, profile: Profile) -> list[GroupPlan]:
+    def _split(self, found: Measured) -> list[GroupPlan]:
         """SSFusion: part of each group stays dense, and the host may select some of the rest."""
-        split = ssfusion(profile)
-        hosted = choose_hosted(profile, split, self._compressor) if self._planner.offloads else [()] * len(split)
-        return [
-            GroupPlan(names_of(s.tensors), names_of(s.dense), s.density if s.sparse else None, names_of(on_host))
-            for s, on_host in zip(split, hosted, strict=True)
-        ]
+        plans = ssfusion(found.profile, found.costs)
+        if not self._planner.offloads:
+            return plans
+        sparse = [tuple(self._tensors[n] for n in plan.names if n not in plan.dense) for plan in plans]
+        host = host_curve([tensor for group in sparse for tensor in group], self._compressor)
+        hosted = offload(found.profile, found.costs.encode, sparse, host)
+        return [replace(plan, hosted=names_of(on_host)) for plan, on_host in zip(plans, hosted, strict=True)]
 
 
 def _elems(group: Group) -> int:

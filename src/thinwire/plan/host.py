@@ -1,4 +1,4 @@
-"""Which tensors the host selects: the measurement that SSFusion's host offload needs, and the choice it makes."""
+"""What selecting on the host costs: the measurement that SSFusion's host offload needs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,10 @@ import torch
 
 from thinwire.compressors.host import OnHost
 from thinwire.core import Compressor, Step, TensorSpec, UnitSpec
-from thinwire.fusion import Curve, Profile, SplitGroup, offload
+from thinwire.fusion import Curve
 
 _SAMPLED_TENSORS = 6
 _REPEATS = 3
-
-
-def choose_hosted(
-    profile: Profile, groups: Sequence[SplitGroup], compressor: Compressor
-) -> list[tuple[TensorSpec, ...]]:
-    """For each group, the tensors that the host selects; the dense ones are not selected at all."""
-    sparse = [group.sparse for group in groups]
-    return offload(profile, sparse, host_curve([tensor for group in sparse for tensor in group], compressor))
 
 
 def host_curve(tensors: Sequence[TensorSpec], compressor: Compressor) -> Curve:
