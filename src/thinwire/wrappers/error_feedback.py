@@ -55,10 +55,6 @@ class ErrorFeedback(Wrapper):
     def checks_finite(self) -> bool:
         return True
 
-    @property
-    def rounds(self) -> int | None:
-        return self.inner.rounds
-
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         if self.decay == 1.0 and self.inner.adds_owed(step):
             step = replace(step, owed=state["residual"])
@@ -80,10 +76,6 @@ class ErrorFeedback(Wrapper):
 @dataclass(frozen=True, kw_only=True)
 class NoFeedback(Wrapper):
     """Forget what was not sent: no residual memory, but biased compressors then lose part of the gradient for good."""
-
-    @property
-    def rounds(self) -> int | None:
-        return self.inner.rounds
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         return (yield from self.inner.exchange(x, state, step))

@@ -97,6 +97,10 @@ class Hierarchical(Wrapper):
     def exact_bytes(self) -> bool:
         return False
 
+    @property
+    def rounds(self) -> int | None:
+        return None  # inside hosts and between them, and more of them than what is inside declares
+
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         hosts = Hosts(self.ranks_per_host, step.rank, step.world_size)
         host_mean = yield AllReduce(x, partition=hosts.inside)

@@ -55,4 +55,4 @@ class MomentumCorrection(Wrapper):
 
     @classmethod
     def examples(cls) -> Sequence[Compressor]:
-        return [cls(inner=make("ef | topk(density=0.1)"))]
+        return [cls(inner=make("ef | topk(density=0.1)")), cls(inner=make("int4"))]

@@ -32,10 +32,6 @@ class Route(Wrapper):
         small = tensor.numel < self.min_elems or len(tensor.shape) < self.min_dims
         return Dense() if small else self.inner.route(tensor)
 
-    @property
-    def rounds(self) -> int | None:
-        return self.inner.rounds
-
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         return (yield from self.inner.exchange(x, state, step))
 

@@ -155,6 +155,9 @@ class LayerSelection(Wrapper):
         )
         measured = now.numbers(x, layers, state, step)
         kept = torch.add(waiting.take(x), waiting.take(state["residual"]))
+        if not kernels.all_finite(kept):
+            # An overflow would stay in the residual, and every step after this one would be skipped.
+            step.refuse(kept)
         sending = picked.exchange(self.inner, self._given(x, state), state, step) if picked.members else _nothing(x)
         talks = [sending] if measured is None else [sending, ask(AllReduce(_finite(measured)))]
         done, *agreed = yield from side_by_side(talks)
