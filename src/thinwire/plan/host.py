@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from thinwire.compressors.host import OnHost
+from thinwire.wrappers.host import OnHost
 from thinwire.core import Compressor, Step, TensorSpec, UnitSpec
 from thinwire.fusion import Curve
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from thinwire.comm import fit_lanes
 from thinwire.comm.piggyback import MOST_COPIED_BYTES, MOST_PIGGYBACKED_BYTES, flag_elems
 from thinwire.compressors.dense import Dense
-from thinwire.compressors.host import OnHost
+from thinwire.wrappers.host import OnHost
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
 from thinwire.fusion import Curve, GroupCosts, ModelProfile, merge_costly, offload, parse_fusion, ssfusion
 from thinwire.fusion.groups import (
