@@ -24,6 +24,7 @@ from thinwire.core import (
     Exchange,
     Exchanged,
     Layout,
+    Role,
     State,
     Step,
     UnitSpec,
@@ -36,7 +37,7 @@ _UNKNOWN = -1.0
 _MAX_AGE = 400
 _MAX_REFRESH = 8
 _SCORES_SHARE = 8  # the values take at least so many times the bytes of the scores
-_PER_BLOCK = Layout(lambda tensor: -(-tensor.numel // BLOCK), replicated=True)
+_PER_BLOCK = Layout(lambda tensor: -(-tensor.numel // BLOCK), Role.REPLICATED)
 
 
 @register("mipd")
@@ -113,7 +114,7 @@ class MIPD(Compressor):
         return state | ({"applied": torch.zeros(unit.numel, device=unit.device)} if self._predicts else {})
 
     def layout(self) -> Mapping[str, Layout]:
-        applied = {"applied": replace(ELEMENTWISE, replicated=True)} if self._predicts else {}
+        applied = {"applied": replace(ELEMENTWISE, role=Role.REPLICATED)} if self._predicts else {}
         return {"rate": _PER_BLOCK, "age": _PER_BLOCK, **applied}
 
     @property

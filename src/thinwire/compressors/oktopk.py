@@ -22,6 +22,7 @@ from thinwire.core import (
     Exchange,
     Exchanged,
     Layout,
+    Role,
     State,
     Step,
     UnitSpec,
@@ -76,7 +77,7 @@ class OkTopK(Compressor):
         return {**per_tensor, "spread": torch.zeros(regions.bucket_elems(unit), device=device)}
 
     def layout(self) -> Mapping[str, Layout]:
-        calls, spread = (Layout(numel, replicated=True) for numel in (_PER_TENSOR.numel, regions.buckets))
+        calls, spread = (Layout(numel, Role.REPLICATED) for numel in (_PER_TENSOR.numel, regions.buckets))
         return {"calls": calls, "local": _PER_TENSOR, "spread": spread}
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:

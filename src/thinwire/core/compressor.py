@@ -12,6 +12,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
@@ -43,18 +44,37 @@ class Exchanged(NamedTuple):
 Exchange = Generator[Request | tuple[Request, ...], Any, Exchanged]
 
 
+class Role(Enum):
+    """What a state tensor is, for code that resizes, hands over or stores states it knows nothing else about."""
+
+    RESIDUAL = "residual"  # of this rank: gradient that waits to be sent; its sum over the ranks must not change
+    PER_RANK = "per rank"  # of this rank, and of no meaning on another
+    REPLICATED = "replicated"  # the same on all ranks: any copy will do
+
+
 @dataclass(frozen=True)
 class Layout:
     """How one state tensor is cut along the tensors of a unit, so that it can be stored under parameter names.
 
-    ``numel(tensor)`` elements belong to each tensor, one after the other. ``replicated`` state is the same on all ranks.
+    ``numel(tensor)`` elements belong to each tensor, one after the other.
     """
 
     numel: Callable[[TensorSpec], int]
-    replicated: bool = False
+    role: Role = Role.PER_RANK
+
+    @property
+    def elementwise(self) -> bool:
+        """One element for each of the gradient, whatever the role."""
+        return self.numel is ELEMENTWISE.numel
 
 
 ELEMENTWISE = Layout(lambda tensor: tensor.numel)
+RESIDUAL = replace(ELEMENTWISE, role=Role.RESIDUAL)
+
+
+def residual_key(layouts: Mapping[str, Layout]) -> str | None:
+    """Under which key a state keeps what waits to be sent; None where it keeps nothing."""
+    return next((key for key, layout in layouts.items() if layout.role is Role.RESIDUAL), None)
 
 
 @dataclass(frozen=True)

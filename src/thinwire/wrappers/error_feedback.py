@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import (
-    ELEMENTWISE,
+    RESIDUAL,
     Compressor,
     ConfigError,
     Exchange,
@@ -49,7 +49,7 @@ class ErrorFeedback(Wrapper):
         return {"residual": torch.zeros(unit.numel, device=device), **self.inner.init(unit)}
 
     def layout(self) -> Mapping[str, Layout]:
-        return {"residual": ELEMENTWISE, **self.inner.layout()}
+        return {"residual": RESIDUAL, **self.inner.layout()}
 
     @property
     def checks_finite(self) -> bool:

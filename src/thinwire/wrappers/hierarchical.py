@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from thinwire.core import (
-    ELEMENTWISE,
     AllGather,
     AllReduce,
     AllToAll,
@@ -19,8 +18,10 @@ from thinwire.core import (
     ConfigError,
     Exchange,
     Exchanged,
+    Layout,
     Reply,
     Request,
+    Role,
     State,
     Step,
     UnitSpec,
@@ -114,7 +115,9 @@ class Hierarchical(Wrapper):
     def _weighted(self, state: State, weight: float) -> State:
         """Residuals at rest are per rank, inside the exchange per host: they count like what they are added to."""
         layouts = self.inner.layout()
-        accumulated = [k for k in layouts if layouts[k] == ELEMENTWISE and state[k].is_floating_point()]
+        accumulated = [
+            key for key, layout in layouts.items() if _accumulates(layout) and state[key].is_floating_point()
+        ]
         return {key: _scaled(state[key], weight) if key in accumulated else state[key] for key in layouts}
 
     def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
@@ -132,6 +135,11 @@ class Hierarchical(Wrapper):
     @classmethod
     def examples(cls) -> Sequence[Compressor]:
         return [cls(inner=make("topk(density=0.1)")), cls(ranks_per_host=3, inner=make("oktopk(density=0.1)"))]
+
+
+def _accumulates(layout: Layout) -> bool:
+    """Gradients of this rank are added up in it: a residual or a velocity."""
+    return layout.elementwise and layout.role is not Role.REPLICATED
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.compressors.contrib.varying import VaryingSparsifier
 from thinwire.core import (
-    ELEMENTWISE,
+    RESIDUAL,
     Compressor,
     ConfigError,
     Exchange,
@@ -62,7 +62,7 @@ class AdaComp(VaryingSparsifier):
         return {"residual": torch.zeros(unit.numel, device=device)}
 
     def layout(self) -> Mapping[str, Layout]:
-        return {"residual": ELEMENTWISE}
+        return {"residual": RESIDUAL}
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         total, _ = kernels.compensate(x, state["residual"])

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core import AllReduce, ConfigError, Layout, Request, State, Step, UnitSpec
+from thinwire.core import AllReduce, ConfigError, Layout, Request, Role, State, Step, UnitSpec
 from thinwire.formats import wire_scale
 
-ONE_PER_TENSOR = Layout(lambda tensor: 1, replicated=True)
+ONE_PER_TENSOR = Layout(lambda tensor: 1, Role.REPLICATED)
 SCALE_POLICIES = ("block", "agreed")
 
 
