@@ -82,10 +82,10 @@ class Step:
     """What an exchange may know about its surroundings.
 
     ``weights`` gives the parameters of the unit, flat like its gradient and not to be changed; only for compressors that
-    ``need_weights``, and None where whoever drives the exchange has none. It is a function because flattening them is a
+    ``need_weights``, and None where the driver of the exchange has none. It is a function because flattening them is a
     copy, and not every step looks at them. ``importance`` likewise says, for compressors that ``need_importance``, how much
-    a unit of gradient matters to the optimizer at each coordinate. ``owed`` is to be added to the unit first; only for
-    compressors that ``adds_owed`` says do so.
+    a unit of gradient matters to the optimizer at each coordinate. ``residual`` is to be added to the unit first; only for
+    compressors whose ``adds_residual`` says so.
     """
 
     index: int
@@ -95,13 +95,13 @@ class Step:
     seed: int = 0
     weights: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
     importance: Tensor | None = field(default=None, compare=False, repr=False)
-    owed: Tensor | None = field(default=None, compare=False, repr=False)
+    residual: Tensor | None = field(default=None, compare=False, repr=False)
     on_not_finite: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
     def refuse(self, x: Tensor) -> None:
-        """Before the first round: ``x`` is not finite. Whoever drives the exchange will have the step skipped on all ranks;
-        what is sent for it no longer matters, but must be well-defined, so ``x`` becomes zeros. Where nobody skips steps
-        (a simulator) it stays as it is."""
+        """Before the first round: ``x`` is not finite. The driver of the exchange then has all ranks skip the step; what is
+        sent for it does not matter, but must be well-defined, so ``x`` becomes zeros. Where nothing skips steps (a
+        simulator) it stays as it is."""
         if self.on_not_finite is not None:
             self.on_not_finite()
             x.zero_()
@@ -155,11 +155,11 @@ class Compressor(ABC):
 
     @property
     def checks_finite(self) -> bool:
-        """The exchange calls ``Step.refuse`` by itself: it sees all values in a pass that it makes anyway."""
+        """The exchange calls ``Step.refuse``: it sees all values in a pass that it makes anyway. Else the driver checks."""
         return False
 
-    def adds_owed(self, step: Step) -> bool:
-        """The exchange adds ``Step.owed`` by itself, and checks that the sum is finite, in a pass that it makes anyway."""
+    def adds_residual(self, step: Step) -> bool:
+        """The exchange adds ``Step.residual``, and checks that the sum is finite, in a pass that it makes anyway."""
         return False
 
     def at(self: Self, index: int) -> Self:
@@ -269,8 +269,8 @@ class Wrapper(Compressor):
     """A compressor around another one, written before it in a spec: ``"momentum(mu=0.9) | topk(density=0.01)"``.
 
     Facts of what is inside (``rounds``, ``sparse``, ``needs_*``, ``exact_bytes``) hold for the wrapper too, unless it says
-    otherwise. Promises (``checks_finite``, ``adds_owed``) are never passed on: the inside keeps them for what it is given,
-    which need not be all that the wrapper was given, nor on the same device, nor of the same rank.
+    otherwise. Promises (``checks_finite``, ``adds_residual``) are never passed on: the inside keeps them for what it is
+    given, which need not be all that the wrapper was given, nor on the same device, nor of the same rank.
     """
 
     inner: Compressor

@@ -56,8 +56,9 @@ class ErrorFeedback(Wrapper):
         return True
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
-        if self.decay == 1.0 and self.inner.adds_owed(step):
-            step = replace(step, owed=state["residual"])
+        # Kernels that add the residual while they encode add all of it: a decay needs a pass of its own.
+        if self.decay == 1.0 and self.inner.adds_residual(step):
+            step = replace(step, residual=state["residual"])
         else:
             _, finite = kernels.compensate(x, state["residual"], decay=self.decay, out=x)
             if not finite:

@@ -56,7 +56,7 @@ class Hosts:
 
     @property
     def inside(self) -> Partition:
-        """Every host by itself."""
+        """The ranks of each host among themselves."""
         return Partition(self.members, self.rank)
 
     @property
@@ -106,7 +106,7 @@ class Hierarchical(Wrapper):
         hosts = Hosts(self.ranks_per_host, step.rank, step.world_size)
         host_mean = yield AllReduce(x, partition=hosts.inside)
         inner_step = replace(step, rank=hosts.own, world_size=hosts.count)
-        weight = hosts.weight
+        weight = hosts.weight  # hosts average with equal weight, so a host with fewer ranks must count for less
         inner = self.inner.exchange(_scaled(host_mean, weight), self._weighted(state, weight), inner_step)
         done = yield from _between_hosts(inner, hosts)
         residual = None if done.residual is None else _scaled(done.residual, 1 / weight)
@@ -165,11 +165,11 @@ def _ask(requests: tuple[Request, ...], hosts: Hosts) -> Generator[tuple[Request
     if hosts.world_size == hosts.count:
         return tuple(heard)
     lengths = yield from _lengths(requests, heard, hosts)
-    words = [_to_pass_on(r, reply, n) for r, reply, n in zip(requests, heard, lengths, strict=True)]
-    told = yield tuple(Broadcast(word, partition=hosts.inside) for word in words)
+    passed_on = [_to_pass_on(r, reply, n) for r, reply, n in zip(requests, heard, lengths, strict=True)]
+    replies = yield tuple(Broadcast(one, partition=hosts.inside) for one in passed_on)
     return tuple(
-        list(word.split(length)) if isinstance(request, AllGather) else word
-        for request, word, length in zip(requests, told, lengths, strict=True)
+        list(reply.split(length)) if isinstance(request, AllGather) else reply
+        for request, reply, length in zip(requests, replies, lengths, strict=True)
     )
 
 
@@ -190,7 +190,7 @@ def _lengths(
 
 
 def _to_pass_on(request: Request, reply: Any, lengths: Sequence[int]) -> Tensor:
-    """The reply as one tensor; ranks that have heard nothing give room for it."""
+    """The reply as one tensor; ranks that have heard nothing give memory for it."""
     match request:
         case AllGather():
             total = sum(lengths)
