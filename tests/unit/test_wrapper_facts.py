@@ -55,7 +55,7 @@ class Told(TopK):
     def checks_finite(self) -> bool:
         return True
 
-    def adds_owed(self, step: Step) -> bool:
+    def adds_residual(self, step: Step) -> bool:
         return True
 
 
@@ -78,7 +78,7 @@ def test_facts_are_passed_on(name: str, yes: bool) -> None:
 def test_promises_are_not(name: str) -> None:
     outer = wrapped(name, Told())
     assert outer.checks_finite == (name == "ef"), "only error feedback sees all values in a pass of its own"
-    assert not outer.adds_owed(Step(0, UNIT))
+    assert not outer.adds_residual(Step(0, UNIT))
 
 
 def test_what_waits_outside_a_message_is_checked_too() -> None:

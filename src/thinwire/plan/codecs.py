@@ -32,6 +32,7 @@ from thinwire.core import (
     TensorSpec,
     UnitSpec,
     memory,
+    residual_key,
 )
 from thinwire.fusion import Curve
 from thinwire.fusion.prepare import prepare
@@ -107,9 +108,11 @@ def relative_error(spec: str, gradient: Tensor, tensor: TensorSpec) -> float:
     x, residual = gradient.detach().reshape(-1).float(), None
     states = [compressor.init(unit) for _ in range(2)]
     for index in range(2):
-        run = _LockStep(compressor, unit, index, [x.clone() for _ in states], [_without_residual(s) for s in states])
+        states = [_without_residual(compressor, state) for state in states]
+        run = _LockStep(compressor, unit, index, [x.clone() for _ in states], states)
         residual, states = run.results[0].residual, [result.state for result in run.results]
-    kept = states[0].get("residual", residual)
+    key = residual_key(compressor.layout())
+    kept = residual if key is None else states[0][key]
     return 0.0 if kept is None or not x.any() else float(kept.square().sum() / x.square().sum())
 
 
@@ -243,5 +246,6 @@ def _gaussian(numel: int, rank: int = 0) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(1000 * numel + rank))
 
 
-def _without_residual(state: State) -> State:
-    return {key: torch.zeros_like(value) if key == "residual" else value for key, value in state.items()}
+def _without_residual(compressor: Compressor, state: State) -> State:
+    residual = residual_key(compressor.layout())
+    return {key: torch.zeros_like(value) if key == residual else value for key, value in state.items()}

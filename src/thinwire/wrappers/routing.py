@@ -16,7 +16,7 @@ from thinwire.core import Compressor, Exchange, State, Step, TensorSpec, Wrapper
 class Route(Wrapper):
     """Biases, norms and other vectors, and anything tiny, go dense; the rest goes to the wrapped compressor.
 
-    Put around every spec that does not route by itself.
+    ``attach`` puts it around every spec without a router.
 
     Args:
         min_elems: tensors with fewer elements stay dense.
