@@ -158,7 +158,7 @@ def plans_sooner_where_steps_are_long(rank: Rank, engine: str) -> object:
     optimizer = sgd(model)
     fewest = WARMUP_STEPS + FEWEST_DENSE_STEPS + FEWEST_ISOLATED_STEPS
     enough_s = 0.0 if rank.index == 0 else float("inf")
-    with patch.object(autopilot, "TIMED_S", enough_s), claimed_link(1e6), thinwire.attach(model, optimizer) as wire:
+    with patch.object(controller, "TIMED_S", enough_s), claimed_link(1e6), thinwire.attach(model, optimizer) as wire:
         train(model, optimizer, rank, range(fewest - 1))
         assert wire.plan is None
         train(model, optimizer, rank, [fewest - 1])
@@ -192,7 +192,7 @@ def measures_a_network_that_holds_only_once(rank: Rank, engine: str) -> object:
 
 @CASES.both
 def exchanges_nothing_while_a_rank_is_timed(rank: Rank, engine: str) -> object:
-    """In quiet steps a rank that is done waits: where ranks share cores, its exchange would slow the others down."""
+    """In isolated steps a rank that is done waits: where ranks share cores, its exchange would slow the others down."""
     model = wrap(engine, seeded(Wide))
     optimizer = sgd(model)
     link = Noting(plain_transport())
