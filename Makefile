@@ -39,13 +39,13 @@ format: setup  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 bench-kernels: setup  ## kernels against copy_ and against plain torch
-	$(BIN)/thinwire bench kernels
+	$(BIN)/python -m benchmarks.kernels
 
 bench-step: setup  ## step time of compressors on the lab network
-	$(BIN)/thinwire bench step
+	$(BIN)/python -m benchmarks.step
 
 bench-contest: setup  ## every method on seven networks and three models, predicted and measured (90 minutes)
-	$(BIN)/thinwire bench contest --out runs/contest
+	$(BIN)/python -m benchmarks.contest --out runs/contest
 
 clean:  ## remove the virtual environment and build products
 	rm -rf $(VENV) build dist src/*.egg-info

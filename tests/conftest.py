@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from hypothesis import settings
 
-# Helpers beside the tests are imported as `contract.laws` or `gloo.launch`, whatever the import mode of pytest.
-sys.path.insert(0, str(Path(__file__).parent))
+# Helpers beside the tests are imported as `contract.laws` or `gloo.launch`, whatever the import mode of pytest;
+# benchmarks are not installed, and only `python -m pytest` in the root would find them.
+TESTS = Path(__file__).parent
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
 # The tensors here are tiny: a second thread per operation only takes the core from another process.
 torch.set_num_threads(1)

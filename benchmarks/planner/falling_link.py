@@ -22,7 +22,7 @@ from rich.console import Console
 
 from thinwire.demo.settings import Contestant, Workload
 from thinwire.lab import Lab, Running, parse_rate
-from thinwire.report.events import Event, parse_event, read_events
+from thinwire.observe.events import Event, parse_event, read_events
 
 FALLS_AFTER, GIVES_UP_AFTER, SETTLED_AFTER = 40, 200, 30  # steps
 POLL_S = 0.05

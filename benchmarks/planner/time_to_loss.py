@@ -16,17 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.contest.summary import table
 from rich.console import Console
 
-from thinwire.contest.summary import table
 from thinwire.demo.contest import Network, run_contest
 from thinwire.demo.live import LiveView
 from thinwire.demo.settings import Contestant, Mode, Workload
 from thinwire.lab import parse_rate
-from thinwire.report.events import EventError
-from thinwire.report.html import write_html
-from thinwire.report.runs import Run, load_contests
-from thinwire.report.summary import LOSS_TOLERANCE, time_to_loss
+from thinwire.observe.events import EventError
+from thinwire.observe.html.page import write_html
+from thinwire.observe.runs import Run, load_contests
+from thinwire.observe.summary import LOSS_TOLERANCE, time_to_loss
 
 DENSE = "1-ddp"
 EVALUATED_EVERY = 20  # steps

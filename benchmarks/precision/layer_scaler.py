@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from thinwire.amp import LayerScaler
 from thinwire.demo.data import Corpus, load_corpus, windows_at
-from thinwire.precision import LayerScaler
 
 MODES = ("fp32", "GradScaler", "LayerScaler")
 WINDOWS, LENGTH = 16, 64

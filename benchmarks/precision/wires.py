@@ -19,7 +19,7 @@ from rich.table import Table
 
 from thinwire.demo.contest import Network, line_up, run_contest
 from thinwire.demo.settings import Contestant, Workload
-from thinwire.report.events import Event, parse_event
+from thinwire.observe.events import Event, parse_event
 
 SPECS = ("bf16", "fp16", "fp8", "int8", "int4", "float4", "flint4", "best4")
 WARMUP_STEPS = 3

@@ -16,8 +16,8 @@ from thinwire.comm import simulate
 from thinwire.compressors.dgc import DGC
 from thinwire.core import Compressor, State, Step, TensorSpec, UnitSpec, make
 from thinwire.engine.groups import make_group
-from thinwire.feedback import with_feedback
 from thinwire.fusion.prepare import prepare
+from thinwire.wrappers import with_feedback
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,1 +1,1 @@
-"""Step times on the lab, beyond what `thinwire bench step` measures."""
+"""Step times on the lab: of compressors (`python -m benchmarks.step`), and of an exchange alone."""

@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from benchmarks.contest.lineup import workload_of
 from benchmarks.step.on_lab import COLLECTIVE_TIMEOUT_S, run_workers
 from rich.console import Console
 from torch import nn
 
-from thinwire.contest.lineup import workload_of
 from thinwire.demo.contender import make_contender
 from thinwire.demo.fairness import KEEP_FREED_MEMORY
 from thinwire.demo.settings import Contestant

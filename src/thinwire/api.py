@@ -1,8 +1,7 @@
 """The public names. ``import thinwire`` finds them here on first use, so that the command line starts without torch."""
 
 import thinwire.compressors
-import thinwire.feedback
-import thinwire.select  # noqa: F401  (these imports register what they hold)
+import thinwire.wrappers  # noqa: F401  (these imports register what they hold)
 from thinwire.core import (
     CheckpointError,
     Compressor,
@@ -15,7 +14,8 @@ from thinwire.core import (
     make,
     register,
 )
-from thinwire.engine import Attached, WireStats, attach
+from thinwire.observe.metrics import WireStats
+from thinwire.wire import Attached, attach
 
 __all__ = [
     "Attached",

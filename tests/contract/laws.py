@@ -13,8 +13,9 @@ from torch import Tensor
 
 from contract.menagerie import BY_NAME, MENAGERIE, Specimen
 from contract.world import Round, World, run_unit
-from thinwire.compressors.routing import Route
-from thinwire.core import AllGather, Compressor, State, UnitSpec, make
+from thinwire import kernels
+from thinwire.core import AllGather, Compressor, State, Step, UnitSpec, make
+from thinwire.wrappers.routing import Route
 
 WORLD_SIZES = (1, 2, 3, 4)
 STEPS = 3
@@ -103,8 +104,37 @@ def rounds_as_declared(compressor: Compressor) -> None:
         where = f"{specimen.name}, {world_size} ranks"
         assert len(done.asked) <= compressor.rounds, where
         for request in (one for asked in done.asked for one in asked):
-            assert request.groups is None, where
+            assert request.partition is None, where
             assert not (isinstance(request, AllGather) and request.varying), where
+
+
+def not_finite_aborts(compressor: Compressor) -> None:
+    """A NaN or an infinity in any tensor is told before the first round, and nothing finite is.
+
+    Who drives an exchange checks the gradient first, unless the compressor promises to: then it must do so itself.
+    """
+    for specimen in MENAGERIE:
+        assert not _told(compressor, specimen, specimen.gradient(1, STEPS)), f"{specimen.name} is finite"
+    specimen = BY_NAME["unlike"]
+    offsets, sizes = specimen.unit.offsets, specimen.unit.sizes
+    for first, size in ((first, size) for first, size in zip(offsets, sizes, strict=False) if size):
+        for poison in (torch.nan, torch.inf, -torch.inf):
+            gradient = specimen.gradient(1, STEPS)
+            gradient[first + size // 2] = poison
+            assert _told(compressor, specimen, gradient), f"{poison} in the tensor at {first}"
+
+
+def _told(compressor: Compressor, specimen: Specimen, gradient: Tensor) -> bool:
+    """Whether the step is to be skipped, as far as rank 1 of two knows when it has asked for its first round."""
+    if not compressor.checks_finite and not kernels.all_finite(gradient):
+        return True
+    told: list[bool] = []
+    step = Step(STEPS, specimen.unit, 1, 2, on_not_finite=lambda: told.append(True))
+    state = history(compressor, specimen.name, 2)[-1].results[1].state
+    exchange = compressor.exchange(gradient, state, step)
+    next(exchange, None)
+    exchange.close()
+    return bool(told)
 
 
 def contraction(compressor: Compressor) -> None:
@@ -239,6 +269,7 @@ LAWS: tuple[Law, ...] = (
     conservation,
     bytes_as_declared,
     rounds_as_declared,
+    not_finite_aborts,
     contraction,
     old_state_survives,
     mean_is_nobody_elses,

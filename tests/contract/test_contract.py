@@ -11,8 +11,8 @@ from contract.menagerie import BY_NAME
 from contract.world import run_unit
 from thinwire.core import Compressor
 from thinwire.core.registry import compressor_class
-from thinwire.feedback import with_feedback
 from thinwire.fusion.prepare import prepare
+from thinwire.wrappers import with_feedback
 
 UNBIASED = ("qsgd",)
 

@@ -39,7 +39,9 @@ def test_is_one_short_file() -> None:
 
 def test_registry_and_table_know_it(environment: dict[str, str]) -> None:
     assert "terngrad" not in {listing.name for listing in thinwire.available()}, "this process must not know it"
-    table = _run(environment, "-c", "from thinwire.cli import app; app(['compressors'], standalone_mode=False)")
+    table = _run(
+        environment, "-c", "from thinwire.cli.commands import app; app(['compressors'], standalone_mode=False)"
+    )
     assert "terngrad" in table
     assert "Send -s, 0 or s per entry" in table
 

@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 import thinwire.api  # noqa: F401  (fills the registry before a test works on a copy of it)
-from thinwire.cli import app
+from thinwire.cli.commands import app
 from thinwire.core import registry
 
 ROOT = Path(__file__).parents[2]

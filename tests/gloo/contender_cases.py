@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
+from benchmarks.step.interleaved import WARMUP_STEPS, warmup_steps
 
 from gloo.support import Cases, Rank, digest
 from thinwire.demo.contender import Contender, make_contender
 from thinwire.demo.data import Corpus
 from thinwire.demo.ddp_hooks import POWERSGD_DENSE_STEPS
-from thinwire.demo.interleaved import WARMUP_STEPS, warmup_steps
 from thinwire.demo.settings import Contestant, Mode, Workload
 from thinwire.demo.train import train_step
 

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from gloo.support import Case, Rank, digest, seeded, wrap
-from thinwire.engine.layer_scaler import layer_scaler
-from thinwire.precision import with_amax
+from thinwire.amp import layer_scaler
+from thinwire.formats import with_amax
 
 CASES: dict[str, Case] = {}
 NUMEL, SIGMA = 40_000, 1e-6

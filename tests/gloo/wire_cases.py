@@ -14,7 +14,7 @@ from contract.world import run_unit
 from gloo.support import Case, Rank, specs
 from thinwire.comm import Framed, Tag, TorchDistTransport, Transport, pairs
 from thinwire.core import AllGather, AllToAll, Compressor, Exchange, Exchanged, Step, make
-from thinwire.feedback import with_feedback
+from thinwire.wrappers import with_feedback
 
 STEPS = 2
 # Their sums are not exact, and from three ranks on gloo adds in another order than the simulator.

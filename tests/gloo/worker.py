@@ -9,7 +9,8 @@ import sys
 import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the benchmarks
+sys.path.insert(0, str(Path(__file__).parents[1]))  # helpers beside the tests
 
 import torch
 import torch.distributed as dist

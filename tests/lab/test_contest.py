@@ -1,17 +1,18 @@
-"""`thinwire bench contest` on the lab: a cell is predicted, measured, kept, and not run again."""
+"""The contest on the lab: a cell is predicted, measured, kept, and not run again."""
 
 from pathlib import Path
 
 import pytest
+import typer
+from benchmarks.contest import analysis
+from benchmarks.contest.__main__ import bench_contest_command
+from benchmarks.contest.cell import load_cells
+from benchmarks.contest.lineup import workload_of
+from benchmarks.contest.run import Job, run_job
+from benchmarks.contest.sizes import Size
+from benchmarks.contest.summary import summary
 from typer.testing import CliRunner
 
-from thinwire.cli import app
-from thinwire.contest import analysis
-from thinwire.contest.cell import load_cells
-from thinwire.contest.lineup import workload_of
-from thinwire.contest.run import Job, run_job
-from thinwire.contest.sizes import Size
-from thinwire.contest.summary import summary
 from thinwire.lab import Lab, lab_available
 
 pytestmark = [
@@ -23,7 +24,9 @@ OPTIONS = ["--quick", "--hosts", "2", "--rates", "200mbit", "--rounds", "2", "--
 
 @pytest.mark.timeout(120)
 def test_a_cell_is_measured_once(tmp_path: Path) -> None:
-    command = ["bench", "contest", *OPTIONS, "--out", str(tmp_path)]
+    app = typer.Typer()
+    app.command()(bench_contest_command)
+    command = [*OPTIONS, "--out", str(tmp_path)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert "1 of 1 cells: tiny at 200mbit took" in done.output

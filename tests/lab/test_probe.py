@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.cli import app
+from thinwire.cli.commands import app
 from thinwire.lab import lab_available
 from thinwire.plan import Probe, fit_link
 from thinwire.plan.store import latest

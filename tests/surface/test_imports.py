@@ -15,26 +15,32 @@ import thinwire
 ROOT = Path(thinwire.__file__).parent
 # From the bottom up. A package may import those on lower lines, and itself.
 LAYERS = (
-    {"core", "report", "lab"},
+    {"core", "lab"},
     {"kernels"},
-    {"precision"},
-    {"compressors", "feedback", "select"},
+    {"formats"},
+    {"compressors"},
+    {"wrappers"},
     {"fusion"},
     {"comm"},
-    {"sync"},
+    {"observe"},
+    {"exchange"},
     {"plan"},
     {"engine"},
-    {"optim"},
+    {"optim", "amp"},
+    {"sync"},
+    {"autopilot"},
+    {"checkpoint"},
+    {"wire"},
     {"api"},
+    {"integrations"},
     {"demo"},
-    {"contest"},
     {"cli"},
 )
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if path.parent != ROOT)
 
 
-def _imports(path: Path) -> Iterator[str]:
+def imports_of(path: Path) -> Iterator[str]:
     """Every absolute module name imported anywhere in the file, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -62,14 +68,14 @@ def test_every_package_has_a_place() -> None:
 @pytest.mark.parametrize("source", SOURCES)
 def test_imports_go_down(source: str) -> None:
     own = source.split("/")[0]
-    used = {package for package in map(_package, _imports(ROOT / source)) if package not in (None, own)}
+    used = {package for package in map(_package, imports_of(ROOT / source)) if package not in (None, own)}
     upward = {package for package in used if package is not None and HEIGHT[package] >= HEIGHT[own]}
     assert not upward, f"{source} imports {sorted(upward)} from beside or above"
 
 
 @pytest.mark.parametrize("source", [source for source in SOURCES if source.split("/")[0] in ("core", "kernels")])
 def test_core_and_kernels_know_no_network(source: str) -> None:
-    assert not [module for module in _imports(ROOT / source) if module.startswith("torch.distributed")]
+    assert not [module for module in imports_of(ROOT / source) if module.startswith("torch.distributed")]
 
 
 @pytest.mark.parametrize("source", [source for source in SOURCES if source.split("/")[0] not in ("cli", "demo", "lab")])
@@ -80,7 +86,7 @@ def test_library_code_does_not_print_or_read_the_environment(source: str) -> Non
     environment = [
         node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     ]
-    assert not environment or source.startswith(("report/", "kernels/native/"))
+    assert not environment or source.startswith(("observe/", "kernels/native/"))
 
 
 _IDLE = """
@@ -93,7 +99,7 @@ import torch
 assert threading.active_count() == before, threading.enumerate()
 assert not torch.distributed.is_initialized()
 state = torch.get_rng_state()
-import thinwire.engine, thinwire.comm, thinwire.kernels, thinwire.report
+import thinwire.engine, thinwire.comm, thinwire.kernels, thinwire.observe
 assert torch.equal(state, torch.get_rng_state())
 assert threading.active_count() == before
 assert not [name for name in sys.modules if name.startswith("triton.")], "triton compiles at first use, not at import"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from contract.world import run_unit
-from thinwire.compressors.adacomp import AdaComp
+from thinwire.compressors.contrib.adacomp import AdaComp
 from thinwire.core import ConfigError, Step, TensorSpec, UnitSpec
 
 UNIT = UnitSpec((TensorSpec("a", (10, 13)), TensorSpec("b", (5,)), TensorSpec("c", (64,))))

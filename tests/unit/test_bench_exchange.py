@@ -1,11 +1,5 @@
 """The exchange benchmark: who takes part, and what its table says."""
 
-import sys
-from pathlib import Path
-
-# Benchmarks are no package that is installed; `python -m pytest` would find them, plain `pytest` would not.
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import pytest
 from benchmarks.step.exchange import Turn, contestant, row
 

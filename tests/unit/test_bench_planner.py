@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-
-# Benchmarks are no package that is installed; `python -m pytest` would find them, plain `pytest` would not.
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.planner.falling_link import Follower, cut_to_common, story_of
 from benchmarks.planner.time_to_loss import DENSE, finished_runs, line_up, markdown, outcomes
 
 from thinwire.demo.contest import Network
-from thinwire.report.events import Event, EventWriter
+from thinwire.observe.events import Event, EventWriter
 
 
 def plan(step: int, compress: str) -> Event:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
-# Benchmarks are no package that is installed; `python -m pytest` would find them, plain `pytest` would not.
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from benchmarks.convergence.results import Results
 from benchmarks.convergence.tasks import TASKS, WORKERS, Batch, Task
 from benchmarks.convergence.train import OURS, STOCK
@@ -25,6 +19,7 @@ from benchmarks.sparsifiers.gradients import measure
 from benchmarks.sparsifiers.lanes import Method, fused, routed
 from benchmarks.sparsifiers.stream import Sample, samples
 from benchmarks.sparsifiers.studies import EnergyStudy, RowStudy, TensorStudy, longest_run
+from torch import Tensor, nn
 
 from thinwire.core import TensorSpec
 

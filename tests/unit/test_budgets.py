@@ -11,7 +11,7 @@ from torch import Tensor
 
 from contract.world import run_unit
 from thinwire.core import ConfigError, TensorSpec, UnitSpec, make
-from thinwire.select.budgets import cheapest, greedy, is_critical, total, worthwhile
+from thinwire.wrappers.budgets import cheapest, greedy, is_critical, total, worthwhile
 
 
 def _tables(seed: int, layers: int = 4, settings: int = 3) -> tuple[list[list[float]], list[list[float]]]:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from thinwire.contest import analysis
-from thinwire.contest.cell import Cell, CellError, Score, load_cells
-from thinwire.contest.lineup import AUTO, FLOOR, STOCK_DDP, ours
-from thinwire.contest.page import contestant_colours, step_times, write_page
-from thinwire.contest.summary import in_order, summary
+from benchmarks.contest import analysis
+from benchmarks.contest.cell import Cell, CellError, Score, load_cells
+from benchmarks.contest.lineup import AUTO, FLOOR, STOCK_DDP, ours
+from benchmarks.contest.page import contestant_colours, step_times, write_page
+from benchmarks.contest.summary import in_order, summary
 
 
 def score(name: str, *turns_s: float, predicted_s: float | None = None) -> Score:

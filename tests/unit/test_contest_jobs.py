@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
-import thinwire.api  # noqa: F401  (fills the registry)
-from thinwire.contest.cell import CellError
-from thinwire.contest.lineup import AUTO, FLOOR, MODELS, RATES, STOCK_DDP, line_up, ours, workload_of
-from thinwire.contest.predict import DDP_FIRST_BUCKET_BYTES, ddp_buckets, predictions_s, with_codecs
-from thinwire.contest.run import Job, make_cell, plan_jobs
-from thinwire.contest.sizes import (
+from benchmarks.contest.cell import CellError
+from benchmarks.contest.lineup import AUTO, FLOOR, MODELS, RATES, STOCK_DDP, line_up, ours, workload_of
+from benchmarks.contest.predict import DDP_FIRST_BUCKET_BYTES, ddp_buckets, predictions_s, with_codecs
+from benchmarks.contest.run import Job, make_cell, plan_jobs
+from benchmarks.contest.sizes import (
     FEWEST_STEPS,
     MOST_ROUNDS,
     MOST_STEPS,
@@ -25,13 +23,15 @@ from thinwire.contest.sizes import (
     seconds_left,
     size_cells,
 )
+from benchmarks.step.interleaved import WARMUP_STEPS
+
+import thinwire.api  # noqa: F401  (fills the registry)
 from thinwire.core import TensorSpec
-from thinwire.demo.interleaved import WARMUP_STEPS
 from thinwire.demo.model import build_model
 from thinwire.engine.measuring import codec_costs
 from thinwire.fusion import TensorProfile
+from thinwire.observe.events import Event
 from thinwire.plan import Cluster, Link, ModelProfile, Pricer, choose, network_of_link
-from thinwire.report.events import Event
 
 TENSORS = [TensorSpec(f"layer{i}.weight", (1000, 1000)) for i in range(5)]
 JOB = Job(workload_of("small"), "200mbit", 5_000_000, Size(2, 1, 60.0))

@@ -8,14 +8,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from thinwire.cli import app
 from thinwire.cli import demo as demo_command
+from thinwire.cli.commands import app
 from thinwire.demo.contender import interface_sent_bytes
 from thinwire.demo.contest import Network, WorkerFailed, line_up, run_contest
 from thinwire.demo.live import LiveView
 from thinwire.demo.settings import Contestant, Workload
-from thinwire.report.events import Event
-from thinwire.report.runs import load_contests
+from thinwire.observe.events import Event
+from thinwire.observe.runs import load_contests
 
 TINY = ["--model", "tiny", "--hosts", "2", "--rate", "1gbit", "--steps", "4", "--batch", "1", "--seq", "16"]
 
@@ -89,7 +89,7 @@ def run_demo_with(monkeypatch: pytest.MonkeyPatch, out: Path, error: BaseExcepti
     """Run the command with a contest that ends in ``error`` after its first contestant has written an event."""
 
     def contest(contestants: list[Contestant], network: Network, directory: Path, watcher: LiveView) -> None:
-        from thinwire.report.events import EventWriter
+        from thinwire.observe.events import EventWriter
 
         with EventWriter(directory / "1-floor" / "rank0.jsonl") as events:
             events.write("run", label="floor", mode="floor", rank=0, world_size=2)

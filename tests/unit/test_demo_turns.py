@@ -1,6 +1,7 @@
 """Turns are fair, and the same on all ranks."""
 
-from thinwire.demo.interleaved import CLOSE, close_ones
+from benchmarks.step.interleaved import CLOSE, close_ones
+
 from thinwire.demo.turns import order_of_turn
 
 

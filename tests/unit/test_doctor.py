@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.cli import app, doctor
+from thinwire.cli import doctor
+from thinwire.cli.commands import app
 from thinwire.cli.doctor import Finding
 
 

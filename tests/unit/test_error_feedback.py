@@ -12,7 +12,7 @@ import thinwire.compressors  # noqa: F401  (registers them)
 from thinwire import kernels
 from thinwire.comm import simulate
 from thinwire.core import Compressor, Exchanged, Step, TensorSpec, UnitSpec, make
-from thinwire.feedback import ErrorFeedback
+from thinwire.wrappers import ErrorFeedback
 
 RANKS = 4
 

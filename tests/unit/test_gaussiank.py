@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from thinwire.compressors.gaussiank import GaussianK
+from thinwire.compressors.contrib.gaussiank import GaussianK
 from thinwire.core import ConfigError, Step, TensorSpec, UnitSpec
 
 UNIT = UnitSpec((TensorSpec("wide", (100, 200)), TensorSpec("small", (5000,))))

@@ -9,9 +9,9 @@ from torch import Tensor
 from contract.world import run_unit
 from thinwire.comm.merge import merge
 from thinwire.comm.simulate import answer
-from thinwire.compressors.hierarchical import Hierarchical, Hosts
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, ConfigError, TensorSpec, UnitSpec, make
-from thinwire.core.request import Groups
+from thinwire.core.request import Partition
+from thinwire.wrappers.hierarchical import Hierarchical, Hosts
 
 UNIT = UnitSpec((TensorSpec("a", (20, 30)), TensorSpec("b", (7,))))
 PAIRS = ((0, 1), (2, 3))
@@ -24,32 +24,32 @@ def _gradients(steps: int, world_size: int) -> list[list[Tensor]]:
 
 def test_each_group_is_answered_by_itself() -> None:
     own = [torch.tensor([float(rank)]) for rank in range(4)]
-    groups = [Groups(PAIRS, rank) for rank in range(4)]
-    sums = answer([AllReduce(own[r].clone(), "sum", groups[r]) for r in range(4)])
+    partitions = [Partition(PAIRS, rank) for rank in range(4)]
+    sums = answer([AllReduce(own[r].clone(), "sum", partitions[r]) for r in range(4)])
     assert [float(one) for one in sums] == [1, 1, 5, 5]  # type: ignore[arg-type]
-    heard = answer([AllGather(own[r], groups=groups[r]) for r in range(4)])
+    heard = answer([AllGather(own[r], partition=partitions[r]) for r in range(4)])
     assert [[float(m) for m in one] for one in heard] == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    told = answer([Broadcast(own[r], 1, groups[r]) for r in range(4)])
+    told = answer([Broadcast(own[r], 1, partitions[r]) for r in range(4)])
     assert [float(one) for one in told] == [1, 1, 3, 3]  # type: ignore[arg-type]
     rows = [torch.tensor([[10 * r], [10 * r + 1]]) for r in range(4)]
-    dealt = answer([AllToAll(rows[r], groups[r]) for r in range(4)])
+    dealt = answer([AllToAll(rows[r], partitions[r]) for r in range(4)])
     assert [one.flatten().tolist() for one in dealt] == [[0, 10], [1, 11], [20, 30], [21, 31]]  # type: ignore[union-attr]
 
 
 def test_requests_to_part_of_the_ranks_cost_what_those_cost() -> None:
     tensor, members = torch.zeros(12), ((0, 1, 2), (3,))
-    assert AllReduce(tensor, groups=Groups(members, 0)).sent_bytes(4) == AllReduce(tensor).sent_bytes(3)
-    assert AllGather(tensor, groups=Groups(members, 1)).sent_bytes(4) == 2 * 48
-    assert AllReduce(tensor, groups=Groups(members, 3)).sent_bytes(4) == 0
+    assert AllReduce(tensor, partition=Partition(members, 0)).sent_bytes(4) == AllReduce(tensor).sent_bytes(3)
+    assert AllGather(tensor, partition=Partition(members, 1)).sent_bytes(4) == 2 * 48
+    assert AllReduce(tensor, partition=Partition(members, 3)).sent_bytes(4) == 0
 
 
 def test_only_requests_to_the_same_ranks_are_merged() -> None:
-    def ask(groups: Groups | None):  # type: ignore[no-untyped-def]
-        return (yield AllReduce(torch.ones(2), groups=groups))
+    def ask(partition: Partition | None):  # type: ignore[no-untyped-def]
+        return (yield AllReduce(torch.ones(2), partition=partition))
 
-    pairs, all_ranks = Groups(PAIRS, 0), None
+    pairs, all_ranks = Partition(PAIRS, 0), None
     requests = next(merge([ask(pairs), ask(all_ranks), ask(pairs)]))
-    assert [(r.tensor.numel(), r.groups) for r in requests] == [(4, pairs), (2, None)]  # type: ignore[union-attr]
+    assert [(r.tensor.numel(), r.partition) for r in requests] == [(4, pairs), (2, None)]  # type: ignore[union-attr]
 
 
 def test_hosts_are_neighbours_and_the_last_may_be_smaller() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from thinwire.comm.simulate import simulate
-from thinwire.compressors.host import OnHost, stop_worker
 from thinwire.core import Compressor, Exchange, Exchanged, State, Step, TensorSpec, UnitSpec, make
-from thinwire.feedback import with_feedback
+from thinwire.wrappers import with_feedback
+from thinwire.wrappers.host import OnHost, stop_worker
 
 UNIT = UnitSpec((TensorSpec("a", (40, 30)), TensorSpec("b", (7, 11))))
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from contract.world import World, run_unit
 from thinwire.core import TensorSpec, UnitSpec, make
-from thinwire.select import network
-from thinwire.select.network import EMBEDDING, FEATURES, NETWORK, ROW, Situation, adam, gates, gradients
+from thinwire.wrappers import gate_network as network
+from thinwire.wrappers.gate_network import EMBEDDING, FEATURES, NETWORK, ROW, Situation, adam, gates, gradients
 
 TENSORS = tuple(TensorSpec(f"block{i}.weight", (8, 8)) for i in range(5))
 UNIT = UnitSpec(TENSORS)

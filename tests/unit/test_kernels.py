@@ -146,7 +146,6 @@ def test_empty_units():
     assert kernels.scatter_mean([], 0, world_size=1).numel() == 0
     assert kernels.segment_amax(empty, (0, 0)).tolist() == [0.0]
     assert kernels.compensate(empty, None)[1]
-    assert kernels.estimate_thresholds(empty, (0, 0), 0.1) == (math.inf,)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +172,6 @@ def test_empty_units():
         (lambda x: kernels.int8_decode(x.char(), x[:1], 100, accumulate=True), "accumulate"),
         (lambda x: kernels.scatter_mean([(x, x)], 100, world_size=1), "payload 0"),
         (lambda x: kernels.scatter_mean([], 100, world_size=0), "world_size"),
-        (lambda x: kernels.estimate_thresholds(x, (0, 100), 0.0), "density"),
-        (lambda x: kernels.estimate_thresholds(x, (0, 100), 0.1, method="guess"), "method"),
         (lambda x: kernels.compensate(x, None, velocity=x[:3]), "velocity"),
         (lambda x: kernels.ef_topk(x, x.to("meta"), (0, 100), (1,)), "meta"),
     ],
@@ -250,27 +247,6 @@ def test_measures():
     assert kernels.all_finite(x)
     assert not kernels.all_finite(torch.tensor([1.0, torch.inf]))
     assert not kernels.all_finite(torch.tensor([torch.nan]))
-
-
-@pytest.mark.parametrize("method", ["sample", "exponential"])
-@pytest.mark.parametrize("density", [0.1, 0.01])
-def test_estimated_thresholds_keep_about_the_density(method, density):
-    generator = torch.Generator().manual_seed(5)
-    x = torch.cat((torch.randn(200_000, generator=generator), 100 * torch.randn(50_000, generator=generator)))
-    offsets = (0, 200_000, 250_000)
-    limits = kernels.estimate_thresholds(x, offsets, density, method=method, seed=1)
-    got = kernels.ef_threshold_pack(x, None, offsets, limits)
-    for count, length in zip(got.counts, (200_000, 50_000), strict=True):
-        assert 0.5 * density < count / length < 2 * density
-
-
-def test_estimates_leave_the_global_generator_alone():
-    before = torch.get_rng_state()
-    x = torch.linspace(0, 1, 100_000)
-    first = kernels.estimate_thresholds(x, (0, 100_000), 0.01, seed=3)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert first == kernels.estimate_thresholds(x, (0, 100_000), 0.01, seed=3)
-    assert first != kernels.estimate_thresholds(x, (0, 100_000), 0.01, seed=4)
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,14 +1,13 @@
-"""`thinwire bench kernels` measures what it says, and writes the fields that were agreed on."""
+"""The benchmark of the kernels measures what it says, and writes the fields that were agreed on."""
 
 import json
 
 import pytest
 import torch
 import typer
+from benchmarks.kernels.__main__ import bench_kernels_command, run_kernel_bench
+from benchmarks.kernels.cases import OPS, make_case
 from typer.testing import CliRunner
-
-from thinwire.cli.bench_kernel_cases import OPS, make_case
-from thinwire.cli.bench_kernels import bench_kernels_command, run_kernel_bench
 
 FIELDS = {"op", "numel", "density", "segments", "threads", "median_s", "spread", "copy_s", "torch_s"}
 

@@ -217,31 +217,6 @@ def test_topk_when_everything_is_tied_takes_the_first():
     assert torch.equal(got.indices, torch.arange(777, dtype=torch.int32))
 
 
-@property_test(60)
-@given(numel=st.sampled_from([1, 9, 64, 70_000, 200_000]), kept=st.integers(0, 50), seed=st.integers(0, 999))
-def test_index_codings(numel, kept, seed):
-    drawn = torch.randint(numel, (kept,), generator=torch.Generator().manual_seed(seed), dtype=torch.int32).unique()
-    for coding in ("delta16", "bitmap"):
-        packed = getattr(native, f"{coding}_pack")(drawn, numel)
-        assert torch.equal(packed, getattr(reference, f"{coding}_pack")(drawn, numel))
-        assert torch.equal(getattr(native, f"{coding}_unpack")(packed, len(drawn), numel), drawn)
-        assert torch.equal(getattr(reference, f"{coding}_unpack")(packed, len(drawn), numel), drawn)
-
-
-@property_test(150)
-@given(bytes_=st.binary(max_size=12), count=st.integers(0, 8), numel=st.integers(8, 70))
-def test_hostile_bytes_are_judged_alike(bytes_, count, numel):
-    buffer = torch.tensor(list(bytes_), dtype=torch.uint8)
-    for coding, usable in (("delta16", buffer[: len(buffer) // 2 * 2]), ("bitmap", buffer[: -(-numel // 8)])):
-        outcomes = []
-        for kernels in (native, reference):
-            try:
-                outcomes.append(getattr(kernels, f"{coding}_unpack")(usable, count, numel).tolist())
-            except ValueError as error:
-                outcomes.append(str(error))
-        assert outcomes[0] == outcomes[1]
-
-
 @property_test(40)
 @given(bits=st.lists(st.booleans(), max_size=70))
 def test_bits(bits):

@@ -18,8 +18,8 @@ from thinwire.compressors.shared import significance
 from thinwire.compressors.shared.laplace import codebook, laplace_format
 from thinwire.compressors.shared.water_filling import layer_blocks
 from thinwire.core import AllReduce, ConfigError, Step, TensorSpec, UnitSpec, make
-from thinwire.feedback import ErrorFeedback
 from thinwire.fusion.prepare import prepare
+from thinwire.wrappers import ErrorFeedback
 
 
 def _unit(*sizes: int) -> UnitSpec:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.compressors.mstopk import MSTopK
+from thinwire.compressors.contrib.mstopk import MSTopK
 from thinwire.compressors.shared.sparse import kept
 from thinwire.compressors.topk import TopK
 from thinwire.core import ConfigError, Step, TensorSpec, UnitSpec

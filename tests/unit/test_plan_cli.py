@@ -11,10 +11,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import thinwire.api  # noqa: F401  (fills the registry)
-from thinwire.cli import app
+from thinwire.cli.commands import app
+from thinwire.observe.html.plan_page import write_plan_page
 from thinwire.plan import Plan, profile_model
 from thinwire.plan.codecs import measure_codec
-from thinwire.report.plan_page import write_plan_page
 
 runner = CliRunner()
 

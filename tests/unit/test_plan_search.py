@@ -161,7 +161,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
 
 def test_explain_names_the_choice_and_every_reason() -> None:
     plan = plan_on(SLOW)
-    text = plan.explain(width=160)
+    text = plan.explain()
     assert text.startswith("int4, fuse=")
     for reason in plan.reasons:
         assert reason in text

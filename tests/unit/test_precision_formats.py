@@ -11,7 +11,7 @@ from torch import Tensor
 import thinwire
 from thinwire.comm import simulate
 from thinwire.core import Step, UnitSpec
-from thinwire.precision import FORMATS, Encoded, WireFormat, fp8, grids, reference, wire_format
+from thinwire.formats import FORMATS, Encoded, WireFormat, fp8, grids, reference, wire_format
 
 TABLED = ("fp16", "fp8", "fp8_e5m2", "float4", "pot4", "flint4")
 FEW_BITS = [name for name, fmt in FORMATS.items() if fmt.stochastic]

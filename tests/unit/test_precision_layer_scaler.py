@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import thinwire
-from thinwire.precision import LayerScaler
-from thinwire.precision.layer_moments import LOST_FRACTION, Moments, fan, layer_range
+from thinwire.amp import LayerScaler
+from thinwire.amp.layer_moments import LOST_FRACTION, Moments, fan, layer_range
 
 Scaler = LayerScaler | torch.amp.GradScaler
 

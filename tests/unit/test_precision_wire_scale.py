@@ -11,8 +11,8 @@ from torch import Tensor
 import thinwire
 from thinwire.comm import simulate
 from thinwire.core import Compressor, Exchanged, State, Step, TensorSpec, UnitSpec
-from thinwire.precision import choose, grids, with_amax
-from thinwire.precision.wire_scale import saturates, scale_exponents
+from thinwire.formats import choose, grids, with_amax
+from thinwire.formats.wire_scale import saturates, scale_exponents
 
 LARGEST_HALF = 65504.0
 UNIT = UnitSpec((TensorSpec("a", (50, 20)), TensorSpec("b", (300,))))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.compressors.redsync import RedSync
+from thinwire.compressors.contrib.redsync import RedSync
 from thinwire.compressors.shared.sparse import kept
 from thinwire.core import Step, TensorSpec, UnitSpec
 

@@ -13,7 +13,7 @@ import thinwire
 from thinwire.compressors.topk import TopK
 from thinwire.core import AllReduce, Compressor, ConfigError, Exchange, Exchanged, State, Step, UnitSpec, make, register
 from thinwire.core.registry import _registry
-from thinwire.feedback import ErrorFeedback
+from thinwire.wrappers import ErrorFeedback
 
 FIXED_NAMES = {"dense", "fp16", "bf16", "topk", "randomk", "threshold", "powersgd", "sign", "int8", "int4"}
 

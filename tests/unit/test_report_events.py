@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.report.events import SCHEMA_VERSION, EventError, EventWriter, parse_event, read_events
+from thinwire.observe.events import SCHEMA_VERSION, EventError, EventWriter, parse_event, read_events
 
 
 def test_events_come_back_in_order(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.cli import app
-from thinwire.report.events import EventWriter
-from thinwire.report.html import write_html
-from thinwire.report.runs import load_contests
-from thinwire.report.tensorboard import scalars, write_tensorboard
+from thinwire.cli.commands import app
+from thinwire.observe.events import EventWriter
+from thinwire.observe.html.page import write_html
+from thinwire.observe.runs import load_contests
+from thinwire.observe.tensorboard import scalars, write_tensorboard
 
 LABEL = "ours <b>&</b> theirs"
 

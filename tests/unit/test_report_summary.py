@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from thinwire.report.events import EventError, EventWriter
-from thinwire.report.runs import Contest, Point, load_contests
-from thinwire.report.summary import COLUMNS, Row, choices, format_cells, headlines, summarise, time_to_loss
+from thinwire.observe.events import EventError, EventWriter
+from thinwire.observe.runs import Contest, Point, load_contests
+from thinwire.observe.summary import COLUMNS, Row, choices, format_cells, headlines, summarise, time_to_loss
 
 STEPS = 12
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from contract.world import Round, run_unit
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, make
 from thinwire.fusion.prepare import prepare
-from thinwire.select.layers import layers_of, spend
+from thinwire.wrappers.layers import layers_of, spend
 
 UNIT = UnitSpec(tuple(TensorSpec(f"block{i}.weight", (8, 8)) for i in range(6)))
 FREE = "warmup=0, always_bytes=0, merge_bytes=0"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from contract.world import run_unit
-from thinwire.compressors.sidco import LAWS, SIDCo
+from thinwire.compressors.contrib.sidco import LAWS, SIDCo
 from thinwire.core import ConfigError, Step, TensorSpec, UnitSpec
 
 FLAT = UnitSpec.flat(40_000)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from thinwire.comm.trace import Span, Trace, write_chrome_trace
-from thinwire.report.figures import timeline
+from thinwire.observe.html.figures import timeline
 
 TRACE = Trace(
     step=7,

@@ -142,9 +142,9 @@ def _run(console: Console, contestants: list[Contestant], network: Network, dire
 def _close(console: Console, directory: Path) -> None:
     """Show what was measured, if anything was."""
     from thinwire.cli.report import print_contest
-    from thinwire.report.events import EventError
-    from thinwire.report.html import write_html
-    from thinwire.report.runs import load_contests
+    from thinwire.observe.events import EventError
+    from thinwire.observe.html.page import write_html
+    from thinwire.observe.runs import load_contests
 
     try:
         contests = load_contests([directory])

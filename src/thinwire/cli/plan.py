@@ -70,7 +70,7 @@ def plan(
 
 
 def _hand_over(console: Console, made: Plan, draw: bool, json_file: Path | None, html: Path | None) -> None:
-    console.print(made.renderable())
+    console.print(made.explain(), markup=False, highlight=False, soft_wrap=True)
     if draw:
         from thinwire.comm.trace import Span
         from thinwire.plan import draw as timeline
@@ -79,7 +79,7 @@ def _hand_over(console: Console, made: Plan, draw: bool, json_file: Path | None,
     if json_file is not None:
         made.save(json_file)
     if html is not None:
-        from thinwire.report.plan_page import write_plan_page
+        from thinwire.observe.html.plan_page import write_plan_page
 
         write_plan_page(made.to_json(), html)
         console.print(f"Page: {html}", highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from thinwire.report.runs import Contest
+    from thinwire.observe.runs import Contest
 
 
 def report(
@@ -22,9 +22,9 @@ def report(
     tensorboard: Annotated[Path | None, typer.Option(help="Also write TensorBoard logs to this directory.")] = None,
 ) -> None:
     """Make one self-contained HTML report of one or several runs."""
-    from thinwire.report.html import write_html
-    from thinwire.report.runs import load_contests
-    from thinwire.report.tensorboard import write_tensorboard
+    from thinwire.observe.html.page import write_html
+    from thinwire.observe.runs import load_contests
+    from thinwire.observe.tensorboard import write_tensorboard
 
     console = Console()
     try:
@@ -42,7 +42,7 @@ def report(
 
 def print_contest(console: Console, contest: Contest) -> None:
     """Print the closing table of one contest, and what it comes to in a sentence."""
-    from thinwire.report.summary import COLUMNS, choices, format_cells, headlines, summarise
+    from thinwire.observe.summary import COLUMNS, choices, format_cells, headlines, summarise
 
     rows = summarise(contest)
     table = Table(title=contest.directory.name, title_justify="left")

@@ -1,24 +1,23 @@
-"""Who answers an exchange: real process groups, a simulator, wrappers around either, and the scheduler."""
+"""Who answers an exchange: links over real process groups, a simulator, and wrappers around either."""
 
 from thinwire.comm.framing import Framed
-from thinwire.comm.job import Ticket
-from thinwire.comm.scheduler import Scheduler
+from thinwire.comm.link import Job, Link, Rounds
 from thinwire.comm.simulate import simulate
 from thinwire.comm.torch_dist import GLOO_LANES, TorchDistTransport
 from thinwire.comm.transport import Pending, Tag, Transport, fit_lanes
-from thinwire.comm.wrappers import Counting, Delayed, Faulty, Throttled
+from thinwire.comm.wrappers import Delayed, Faulty, Throttled
 
 __all__ = [
     "GLOO_LANES",
-    "Counting",
     "Delayed",
     "Faulty",
     "Framed",
+    "Job",
+    "Link",
     "Pending",
-    "Scheduler",
+    "Rounds",
     "Tag",
     "Throttled",
-    "Ticket",
     "TorchDistTransport",
     "Transport",
     "fit_lanes",

@@ -6,14 +6,14 @@ Layout of the 40 bytes (little endian):
 ====== ======== ==================================================
 bytes  field    meaning
 ====== ======== ==================================================
-4      magic    ``TWM1``
-4      step     training step
-4      group    fusion group within the step
+4      magic    ``TWM2``
+4      step     transaction in its channel; for gradients the training step
+4      group    fusion group within the transaction
 4      round    round within the group
+4      channel  number of the channel; 0 belongs to the link
 8      config   hash of model, compressors and grouping
 8      length   bytes of the body
 4      crc      CRC-32 of the body
-4      zero
 ====== ======== ==================================================
 """
 
@@ -21,17 +21,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.comm.transport import Later, Pending, Tag, Transport
+from thinwire.comm.transport import Pending, Tag, Transport
 from thinwire.core import AllGather, AllToAll, DesyncError, Reply, Request, memory
 
-_MAGIC = b"TWM1"
-_HEADER = struct.Struct("<4sIIIQQI4x")
+_MAGIC = b"TWM2"
+_HEADER = struct.Struct("<4sIIIIQQI")
 HEADER_BYTES = _HEADER.size
 assert HEADER_BYTES == memory.HEADROOM_BYTES
 
@@ -55,32 +55,23 @@ class Framed:
             framed = replace(request, messages=self._frame(request.messages, request.room, tag), room=None)
         else:
             return self.inner.start(request, tag)
-        pending = self.inner.start(framed, tag)
-        ranks = range(self.world_size) if request.groups is None else request.groups.own
-        return Later(lambda: self._open(pending.wait(), ranks, tag))
+        ranks = range(self.world_size) if request.partition is None else request.partition.own
+        return _Opening(self, self.inner.start(framed, tag), ranks, tag)
 
-    def _frame(self, bodies: Tensor, room: Tensor | None, tag: Tag) -> Tensor:
+    def _frame(self, bodies: Tensor, headroom: Tensor | None, tag: Tag) -> Tensor:
         """Each row behind its header."""
         length = bodies.shape[1]
         headers = b"".join(self._header(tag, length, crc) for crc in kernels.crc32_rows(bodies))
         table = torch.frombuffer(bytearray(headers), dtype=torch.uint8).view(-1, HEADER_BYTES).to(bodies.device)
-        if room is None:
+        if headroom is None:
             return memory.cat([table, bodies], dim=1)
-        room[:, :HEADER_BYTES] = table
-        return room
+        headroom[:, :HEADER_BYTES] = table
+        return headroom
 
     def _header(self, tag: Tag, length: int, crc: int) -> bytes:
         return _HEADER.pack(_MAGIC, *tag, self.config, length, crc)
 
-    def _open(self, messages: Reply, ranks: Sequence[int], tag: Tag) -> Reply:
-        """The bodies; messages of equal length come, and go, as one matrix."""
-        # In a group of one an all-to-all gives back all its rows, whoever they were meant for.
-        senders = ranks if len(ranks) > 1 else [ranks[0]] * len(messages)
-        if isinstance(messages, Tensor):
-            return self._check(messages, senders, tag)
-        return [self._check(one[None], [rank], tag)[0] for rank, one in zip(senders, messages, strict=True)]
-
-    def _check(self, messages: Tensor, senders: Sequence[int], tag: Tag) -> Tensor:
+    def check(self, messages: Tensor, senders: Sequence[int], tag: Tag) -> Tensor:
         """The rows without their headers; raises if they do not begin with what all ranks must have sent."""
         length = messages.shape[1] - HEADER_BYTES
         if length < 0:
@@ -96,4 +87,26 @@ class Framed:
         return bodies
 
 
-_FIELDS = ("magic", "step", "group", "round", "config", "length", "checksum")
+@dataclass(slots=True)
+class _Opening:
+    """A framed message under way; ``wait`` gives the bodies. Messages of equal length come, and go, as one matrix."""
+
+    framed: Framed
+    inner: Pending
+    ranks: Sequence[int]
+    tag: Tag
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.inner.sent_bytes
+
+    def wait(self) -> Reply:
+        messages = self.inner.wait()
+        # In a group of one an all-to-all gives back all its rows, whatever rank they were meant for.
+        senders = self.ranks if len(self.ranks) > 1 else [self.ranks[0]] * len(messages)
+        if isinstance(messages, Tensor):
+            return self.framed.check(messages, senders, self.tag)
+        return [self.framed.check(one[None], [rank], self.tag)[0] for rank, one in zip(senders, messages, strict=True)]
+
+
+_FIELDS = ("magic", "step", "group", "round", "channel", "config", "length", "checksum")

@@ -63,11 +63,11 @@ def _kind(request: Request, position: int) -> Hashable:
     """Requests of equal kind travel together. What cannot be merged is its own kind."""
     match request:
         case AllReduce():
-            return ("all_reduce", request.op, request.tensor.dtype, request.groups)
+            return ("all_reduce", request.op, request.tensor.dtype, request.partition)
         case AllGather(varying=False):
-            return ("all_gather", request.groups)
+            return ("all_gather", request.partition)
         case AllToAll():
-            return ("all_to_all", request.groups)
+            return ("all_to_all", request.partition)
         case _:
             return position
 
@@ -82,9 +82,9 @@ def _join(batch: Sequence[Request]) -> Request:
             whole = memory.joined(tensors)
             return replace(first, tensor=memory.cat(tensors) if whole is None else whole)
         case AllGather():
-            return replace(AllGather.of(_side_by_side([r.message[None] for r in batch])), groups=first.groups)  # type: ignore[union-attr]
+            return replace(AllGather.of(_side_by_side([r.message[None] for r in batch])), partition=first.partition)  # type: ignore[union-attr]
         case AllToAll():
-            return replace(AllToAll.of(_side_by_side([r.messages for r in batch])), groups=first.groups)  # type: ignore[union-attr]
+            return replace(AllToAll.of(_side_by_side([r.messages for r in batch])), partition=first.partition)  # type: ignore[union-attr]
         case Broadcast():
             raise AssertionError("broadcasts are never merged")
 

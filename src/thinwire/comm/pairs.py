@@ -34,17 +34,10 @@ class PairwiseAllToAll:
         self._thread = threading.Thread(
             target=self._run, args=(messages, reply, group, before), name="thinwire-pairs", daemon=True
         )
-        self._reply: Tensor | None = reply
         self._thread.start()
 
-    def wait(self) -> Tensor:
-        """The reply; raises what went wrong. Only once: the memory is not kept until the next exchange."""
-        self._end()
-        reply, self._reply = self._reply, None
-        assert reply is not None
-        return reply
-
-    def _end(self) -> None:
+    def wait(self) -> None:
+        """Until ``reply`` is filled; raises what went wrong."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -52,7 +45,7 @@ class PairwiseAllToAll:
     def _run(self, messages: Tensor, reply: Tensor, group: Any, before: PairwiseAllToAll | None) -> None:
         try:
             if before is not None:
-                before._end()
+                before.wait()
             _exchange(messages, reply, group)
         except BaseException as error:  # handed to whoever waits
             self._error = error

@@ -88,7 +88,7 @@ def kind_of(request: Request | SmallSum) -> Kind | None:
     Those are requests to some ranks only, broadcasts, gathers of unequal length and reductions other than of floats to
     their sum or mean.
     """
-    if isinstance(request, SmallSum) or request.groups is not None:
+    if isinstance(request, SmallSum) or request.partition is not None:
         return None
     match request:
         case AllReduce(op="mean" | "sum") if request.tensor.is_floating_point():
@@ -104,7 +104,7 @@ def kind_of(request: Request | SmallSum) -> Kind | None:
 def piggyback(wanted: Sequence[Request | SmallSum]) -> list[Request]:
     """What is really asked for in a round, one request for each that is wanted."""
     kinds, sizes = [kind_of(one) for one in wanted], [_nbytes(one) for one in wanted]
-    rows = next((len(one.messages) for one in wanted if isinstance(one, AllToAll) and one.groups is None), 0)
+    rows = next((len(one.messages) for one in wanted if isinstance(one, AllToAll) and one.partition is None), 0)
     carried = riders(kinds, sizes, rows)
     asked: list[Request] = []
     for position, request in enumerate(wanted):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, DesyncError, Reply, Request
-from thinwire.core.request import Groups, alone
+from thinwire.core.request import Partition, alone
 
 T = TypeVar("T")
 Asked = Request | tuple[Request, ...]
@@ -53,9 +53,9 @@ def _answer_batches(asked: Sequence[Any]) -> list[Any]:
 def answer(requests: Sequence[Request]) -> list[Reply]:
     """What each rank gets for these requests (one per rank, all alike)."""
     _check_alike([request.signature for request in requests])
-    groups = requests[0].groups
-    if groups is not None:
-        return _answer_in_groups(requests, groups)
+    partition = requests[0].partition
+    if partition is not None:
+        return _answer_in_parts(requests, partition)
     match requests[0]:
         case AllReduce(op=op):
             return [_reduce([r.tensor for r in requests], op) for _ in requests]  # type: ignore[union-attr]
@@ -67,10 +67,10 @@ def answer(requests: Sequence[Request]) -> list[Reply]:
             return [requests[source].tensor.clone() for _ in requests]  # type: ignore[union-attr]
 
 
-def _answer_in_groups(requests: Sequence[Request], groups: Groups) -> list[Reply]:
+def _answer_in_parts(requests: Sequence[Request], partition: Partition) -> list[Reply]:
     replies: dict[int, Reply] = {}
-    for members in groups.members:
-        asked = [replace(requests[rank], groups=None) for rank in members]
+    for members in partition.members:
+        asked = [replace(requests[rank], partition=None) for rank in members]
         answers = [alone(asked[0])] if len(members) == 1 else answer(asked)
         replies.update(zip(members, answers, strict=True))
     return [replies[rank] for rank in range(len(requests))]

@@ -10,27 +10,40 @@ from thinwire.core import Reply, Request
 
 
 class Tag(NamedTuple):
-    """Which message this is. All ranks must give the same tag to the same message."""
+    """Which message this is. All ranks must give the same tag to the same message.
+
+    Args:
+        step: number of the transaction in its channel; for gradients this is the training step.
+        channel: its number; 0 belongs to the link (barriers, objects).
+    """
 
     step: int = 0
     group: int = 0
     round: int = 0
+    channel: int = 0
 
     def __str__(self) -> str:
         return f"step {self.step}, group {self.group}, round {self.round}"
 
 
 class Pending(Protocol):
-    """A request under way."""
+    """A request under way.
+
+    Attributes:
+        sent_bytes: what this rank sends for it. Final once ``wait`` has returned: some lengths are agreed on the way.
+    """
+
+    @property
+    def sent_bytes(self) -> int: ...
 
     def wait(self) -> Reply: ...
 
 
 class Transport(Protocol):
-    """Answers requests. ``start`` and ``wait`` must be called in the same order on all ranks, in each lane by itself.
+    """Answers requests. ``start`` and ``wait`` must be called in the same order on all ranks, within each lane.
 
-    Round r of a group travels in lane r, later ones than there are lanes in the last one. What is in different lanes may be
-    started from different threads and in any order.
+    Round r of a group travels in lane r; rounds beyond the last lane share it. Messages of different lanes may be started
+    from different threads and in any order.
     """
 
     @property
@@ -56,9 +69,10 @@ def fit_lanes(rounds: Iterable[int | None], lanes: int) -> bool:
 
 @dataclass
 class Later:
-    """A pending reply that is computed by the first ``wait``."""
+    """A reply that ``wait`` computes."""
 
     finish: Callable[[], Reply]
+    sent_bytes: int = 0
 
     def wait(self) -> Reply:
         return self.finish()

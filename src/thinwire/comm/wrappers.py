@@ -1,10 +1,8 @@
-"""Transports around a transport: count, throttle, delay, break."""
+"""Transports around a transport: throttle, delay, break."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -13,42 +11,11 @@ import torch
 from thinwire.comm.transport import Later, Pending, Tag, Transport
 from thinwire.core import AllGather, Reply, Request, TransportError
 
-LENGTH_BYTES = 8  # of an announced length
-
 
 class _Around:
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
         self.rank, self.world_size, self.lanes = inner.rank, inner.world_size, inner.lanes
-
-
-class Counting(_Around):
-    """Counts what this rank sends, by kind of request."""
-
-    def __init__(self, inner: Transport) -> None:
-        super().__init__(inner)
-        self.sent_bytes = 0
-        self.messages: Counter[str] = Counter()
-        self._books = threading.Lock()
-
-    def start(self, request: Request, tag: Tag) -> Pending:
-        with self._books:
-            self.messages[type(request).__name__] += 1
-        pending = self.inner.start(request, tag)
-        if isinstance(request, AllGather) and request.varying:
-            return Later(lambda: self._counted(pending.wait()))
-        self._count(request.sent_bytes(self.world_size))
-        return pending
-
-    def _counted(self, messages: Reply) -> Reply:
-        """Lengths differ: each is told first, and all messages travel as long as the longest, in whole 8 bytes."""
-        longest = max(message.numel() for message in messages)
-        self._count((len(messages) - 1) * (LENGTH_BYTES + -(-longest // 8) * 8))
-        return messages
-
-    def _count(self, sent_bytes: int) -> None:
-        with self._books:  # lanes are driven by threads of their own
-            self.sent_bytes += sent_bytes
 
 
 class Throttled(_Around):
@@ -74,7 +41,7 @@ class Throttled(_Around):
             time.sleep(max(0.0, arrival_s - time.monotonic()))
             return reply
 
-        return Later(finish)
+        return Later(finish, request.sent_bytes(self.world_size))
 
 
 class Delayed(_Around):
@@ -91,7 +58,7 @@ class Delayed(_Around):
             time.sleep(self.delay_s(tag))
             return pending.wait()
 
-        return Later(finish)
+        return Later(finish, request.sent_bytes(self.world_size))
 
 
 class Faulty(_Around):

@@ -30,8 +30,8 @@ from thinwire.core import (
     register,
 )
 from thinwire.core.part import Part, parts_by_kind
+from thinwire.formats import wire_format
 from thinwire.kernels import Selected
-from thinwire.precision import wire_format
 
 _SAME_EVERYWHERE = Layout(lambda tensor: 1, replicated=True)
 _PER_RANK = Layout(lambda tensor: 1)

@@ -23,7 +23,7 @@ from thinwire.core import (
     UnitSpec,
     register,
 )
-from thinwire.precision import Encoded, WireFormat, choose, grids, wire_format
+from thinwire.formats import Encoded, WireFormat, choose, grids, wire_format
 
 _NOT_CHOSEN = -1
 

@@ -27,7 +27,7 @@ from thinwire.core import (
     memory,
     register,
 )
-from thinwire.precision import Encoded, WireFormat, fp8, wire_format
+from thinwire.formats import Encoded, WireFormat, fp8, wire_format
 
 
 @register("fp8")

@@ -10,8 +10,8 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.compressors.shared.sparse import Sparsifier, check_density
 from thinwire.core import Compressor, ConfigError, Step, UnitSpec, register
+from thinwire.formats import wire_format
 from thinwire.kernels import Selected
-from thinwire.precision import wire_format
 
 
 @register("threshold")

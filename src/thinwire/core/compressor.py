@@ -246,7 +246,12 @@ class Codec(Compressor):
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Compressor):
-    """A compressor around another one, written before it in a spec: ``"momentum(mu=0.9) | topk(density=0.01)"``."""
+    """A compressor around another one, written before it in a spec: ``"momentum(mu=0.9) | topk(density=0.01)"``.
+
+    Facts of what is inside (``rounds``, ``sparse``, ``needs_*``, ``exact_bytes``) hold for the wrapper too, unless it says
+    otherwise. Promises (``checks_finite``, ``adds_owed``) are never passed on: the inside keeps them for what it is given,
+    which need not be all that the wrapper was given, nor on the same device, nor of the same rank.
+    """
 
     inner: Compressor
 
@@ -282,6 +287,10 @@ class Wrapper(Compressor):
     @property
     def needs_importance(self) -> bool:
         return self.inner.needs_importance
+
+    @property
+    def rounds(self) -> int | None:
+        return self.inner.rounds
 
     @property
     def sparse(self) -> bool:

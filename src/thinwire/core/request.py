@@ -19,11 +19,11 @@ Reply = Tensor | Sequence[Tensor]
 
 
 @dataclass(frozen=True)
-class Groups:
-    """A request to some ranks only: each rank talks to those of its own group, all groups at the same time.
+class Partition:
+    """A request to some ranks only: each rank talks to those of its own part, all parts at the same time.
 
     Args:
-        members: the ranks of every group, ascending; every rank is in exactly one. A group of one sends nothing and gets
+        members: the ranks of every part, ascending; every rank is in exactly one. A part of one sends nothing and gets
             back what it gave.
         rank: the rank that asks.
     """
@@ -33,17 +33,17 @@ class Groups:
 
     @property
     def own(self) -> tuple[int, ...]:
-        """The ranks of the asking rank's group."""
-        return next(group for group in self.members if self.rank in group)
+        """The ranks of the asking rank's part."""
+        return next(part for part in self.members if self.rank in part)
 
 
-def _partition(groups: Groups | None) -> tuple[tuple[int, ...], ...] | None:
-    return None if groups is None else groups.members
+def _members(partition: Partition | None) -> tuple[tuple[int, ...], ...] | None:
+    return None if partition is None else partition.members
 
 
-def _talking(groups: Groups | None, world_size: int) -> int:
+def _talking(partition: Partition | None, world_size: int) -> int:
     """How many ranks talk to each other."""
-    return world_size if groups is None else len(groups.own)
+    return world_size if partition is None else len(partition.own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,15 +52,15 @@ class AllReduce:
 
     tensor: Tensor
     op: Op = "mean"
-    groups: Groups | None = None
+    partition: Partition | None = None
 
     def sent_bytes(self, world_size: int) -> int:
-        ranks = _talking(self.groups, world_size)
+        ranks = _talking(self.partition, world_size)
         return 2 * (ranks - 1) * self.tensor.nbytes // ranks
 
     @property
     def signature(self) -> tuple[object, ...]:
-        return ("all_reduce", self.op, self.tensor.dtype, tuple(self.tensor.shape), _partition(self.groups))
+        return ("all_reduce", self.op, self.tensor.dtype, tuple(self.tensor.shape), _members(self.partition))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class AllGather:
 
     message: Tensor
     varying: bool = False
-    groups: Groups | None = None
+    partition: Partition | None = None
     room: Tensor | None = None
 
     @classmethod
@@ -84,26 +84,26 @@ class AllGather:
         return cls(memory.behind_headroom(room)[0], room=room)
 
     def sent_bytes(self, world_size: int) -> int:
-        return (_talking(self.groups, world_size) - 1) * self.message.nbytes
+        return (_talking(self.partition, world_size) - 1) * self.message.nbytes
 
     @property
     def signature(self) -> tuple[object, ...]:
         length = None if self.varying else self.message.numel()
-        return ("all_gather", self.varying, length, _partition(self.groups))
+        return ("all_gather", self.varying, length, _members(self.partition))
 
 
 @dataclass(frozen=True, eq=False)
 class AllToAll:
     """Send row ``i`` of ``messages`` (world_size × bytes) to rank ``i``; row ``j`` of the reply came from rank ``j``.
 
-    With ``groups``, row ``i`` goes to the i-th rank of the group.
+    With ``partition``, row ``i`` goes to the i-th rank of the part.
 
     Args:
         room: as of ``AllGather``.
     """
 
     messages: Tensor
-    groups: Groups | None = None
+    partition: Partition | None = None
     room: Tensor | None = None
 
     @classmethod
@@ -112,36 +112,36 @@ class AllToAll:
         return cls(memory.behind_headroom(room), room=room)
 
     def sent_bytes(self, world_size: int) -> int:
-        return (_talking(self.groups, world_size) - 1) * self.messages.shape[1]
+        return (_talking(self.partition, world_size) - 1) * self.messages.shape[1]
 
     @property
     def signature(self) -> tuple[object, ...]:
-        return ("all_to_all", tuple(self.messages.shape), _partition(self.groups))
+        return ("all_to_all", tuple(self.messages.shape), _members(self.partition))
 
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """Give every rank the ``tensor`` of rank ``source``; with ``groups``, of the source-th rank of its group."""
+    """Give every rank the ``tensor`` of rank ``source``; with ``partition``, of the source-th rank of its part."""
 
     tensor: Tensor
     source: int = 0
-    groups: Groups | None = None
+    partition: Partition | None = None
 
     def sent_bytes(self, world_size: int) -> int:
         """The average over the ranks: ``world_size - 1`` copies travel, whoever forwards them."""
-        ranks = _talking(self.groups, world_size)
+        ranks = _talking(self.partition, world_size)
         return (ranks - 1) * self.tensor.nbytes // ranks
 
     @property
     def signature(self) -> tuple[object, ...]:
-        return ("broadcast", self.source, self.tensor.dtype, tuple(self.tensor.shape), _partition(self.groups))
+        return ("broadcast", self.source, self.tensor.dtype, tuple(self.tensor.shape), _members(self.partition))
 
 
 Request = AllReduce | AllGather | AllToAll | Broadcast
 
 
 def alone(request: Request) -> Reply:
-    """What a rank gets back that is a group of its own."""
+    """What a rank gets back that is a part of its own."""
     match request:
         case AllGather():
             return [request.message]

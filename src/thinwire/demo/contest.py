@@ -12,7 +12,7 @@ from typing import Protocol
 from thinwire.demo.fairness import KEEP_FREED_MEMORY
 from thinwire.demo.settings import Contestant, Workload
 from thinwire.lab import BaseLab, EmulatedLab, Lab, LabResult, parse_rate
-from thinwire.report.events import Event, EventWriter, parse_event
+from thinwire.observe.events import Event, EventWriter, parse_event
 
 LAST_LINES = 15
 

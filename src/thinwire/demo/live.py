@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from thinwire.demo.settings import Contestant
-from thinwire.report.events import Event
+from thinwire.observe.events import Event
 
 RECENT_STEPS = 7  # the step time shown and the ETA follow the median of these
 

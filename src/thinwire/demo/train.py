@@ -23,8 +23,8 @@ from thinwire.demo.data import Corpus, batch_starts, evaluation_starts, load_cor
 from thinwire.demo.model import build_model
 from thinwire.demo.settings import Contestant, Workload
 from thinwire.demo.turns import order_of_turn
-from thinwire.engine.recording import plan_event
-from thinwire.report.events import EventWriter
+from thinwire.observe.events import EventWriter
+from thinwire.observe.recorder import plan_event
 
 MIN_TIMEOUT_S = 60.0
 EVALUATION_BATCH = 8

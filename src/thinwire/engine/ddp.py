@@ -6,6 +6,7 @@ restart, and where blocks begin and what is drawn at random must not depend on t
 DDP inspects the hook's and refuses strings.
 """
 
+from contextlib import AbstractContextManager
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,10 +15,10 @@ from torch import Tensor
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # missing from torch's stubs
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.comm import Ticket
-from thinwire.core import ConfigError, TensorSpec
-from thinwire.engine.group_queue import GroupQueue, Steering
-from thinwire.engine.session import Session
+from thinwire.core import ConfigError
+from thinwire.engine.base import Gradients
+from thinwire.engine.target import Target
+from thinwire.exchange.transaction import Transaction
 
 
 class _Switch:
@@ -41,86 +42,70 @@ def thinwire_hook(switch: _Switch, bucket: GradBucket) -> torch.futures.Future[T
 
 
 class DDPEngine:
-    """Answers DDP's buckets.
+    """Answers DDP's buckets."""
 
-    Args:
-        parameters: the ones DDP averages, by name.
-        steering: the fusion groups, and when they change.
-    """
+    exchanging = True
 
-    def __init__(
-        self,
-        module: DistributedDataParallel,
-        parameters: dict[str, torch.nn.Parameter],
-        steering: Steering,
-        session: Session,
-    ) -> None:
-        self.session = session
-        self._ticket: Ticket | None = None
-        self._module = module
-        self._names = {id(parameter): name for name, parameter in parameters.items()}
+    def __init__(self, target: Target, gradients: Gradients, *, broadcast_buffers: bool) -> None:
+        module = target.module
+        assert isinstance(module, DistributedDataParallel)
+        self._gradients, self._module = gradients, module
+        self._names = {id(parameter): name for name, parameter in target.parameters.items()}
         self._switch = _switch_of(module)
         if self._switch.engine is not None:
             raise ConfigError("this DDP module already has thinwire attached; detach() that first")
         self._switch.engine = self
-        self.queue = GroupQueue(session, steering, self._write, self._used)
-        self._reset()
+        self._transaction: Transaction | None = None
+        self._buckets: list[tuple[Tensor, torch.futures.Future[Tensor]]] = []
 
     def detach(self) -> None:
         """Give the buckets back to plain averaging, which is what DDP does without a hook."""
         self._switch.engine = None
 
-    def no_sync(self):  # type: ignore[no-untyped-def]  # DDP's own context manager
+    def no_sync(self) -> AbstractContextManager[None]:
+        """DDP's own."""
         return self._module.no_sync()
 
     def on_bucket(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Take note of a bucket's gradients and submit the groups that are complete, in their fixed order.
+        """Add a bucket's gradients to the transaction; their means are written back into the bucket.
 
-        DDP looks at the futures after the whole backward pass, so all of them complete together at the end of the step.
+        DDP looks at the futures after the whole backward pass, so all of them complete together at its end.
         """
-        if not self._buckets:
-            # Errors raised here keep their type; out of a future DDP would get them as something it cannot read.
+        if not self.exchanging:
+            return _done(bucket.buffer())
+        if self._transaction is None:
+            self._transaction = self._gradients.begin()
+            # Queued at the first bucket it runs before DDP's own callback, which is queued at the last. Errors raised
+            # here keep their type; out of a future DDP would get them as something it cannot read.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
             name = self._names.get(id(parameter))
             if name is not None:  # frozen since DDP was made: nobody waits for it
-                self.queue.add(name, view)
-        future = _new_future(bucket.buffer())
+                self._transaction.add(name, view, out=view)
+        future: torch.futures.Future[Tensor] = _new_future(bucket.buffer())
         self._buckets.append((bucket.buffer(), future))
         if bucket.is_last():
-            self.queue.submit_rest()
-            self._ticket = self.session.end_step(self._finish)
-            buckets = self._buckets  # the training thread may go on, and reset, before the last future is set
-            self._ticket.then(lambda error: _complete(buckets, error))
+            self._gradients.close(self._transaction, self._used())
         return future
 
-    def _reset(self) -> None:
-        self.queue.clear()
-        self._buckets: list[tuple[Tensor, torch.futures.Future[Tensor]]] = []
-        self._ticket = None
-
-    def _write(self, tensor: TensorSpec, mean: Tensor) -> None:
-        self.queue.ready[tensor.fqn].copy_(mean)
-
-    def _used(self) -> list[bool]:
+    def _used(self) -> list[str]:
         """DDP does not tell which parameters were used; it fills in zeros for the others where it was told to look."""
+        assert self._transaction is not None
         if not self._module.find_unused_parameters:
-            return [True] * len(self._names)
-        return [bool(self.queue.ready[name].any()) for name in self._names.values()]
-
-    def _finish(self, counts: bool, used: list[bool]) -> None:
-        """A skipped step leaves NaN, for scalers and users to see."""
-        if not counts:
-            for buffer, _ in self._buckets:
-                buffer.fill_(float("nan"))
+            return list(self._names.values())
+        return [name for name, view in self._transaction.added.items() if bool(view.any())]
 
     def _end_backward(self) -> None:
-        if self._ticket is not None:
-            try:
-                self.session.wait(self._ticket)
-                self.queue.end_step()
-            finally:
-                self._reset()
+        transaction, buckets = self._transaction, self._buckets
+        self._transaction, self._buckets = None, []
+        if transaction is None:
+            return
+        outcome = self._gradients.finish(transaction)
+        for buffer, future in buckets:
+            if not outcome.committed:
+                buffer.fill_(float("nan"))  # for scalers and users to see
+            # In the training thread: a daemon thread inside set_result when Python ends aborts the process.
+            future.set_result(buffer)
 
 
 def _switch_of(module: DistributedDataParallel) -> _Switch:
@@ -136,12 +121,10 @@ def _switch_of(module: DistributedDataParallel) -> _Switch:
     return _switches[module]
 
 
-def _complete(buckets: list[tuple[Tensor, torch.futures.Future[Tensor]]], error: BaseException | None) -> None:
-    for buffer, future in buckets:
-        if error is None:
-            future.set_result(buffer)
-        else:
-            future.set_exception(error)  # type: ignore[arg-type]  # the stub wants a result here
+def _done(buffer: Tensor) -> torch.futures.Future[Tensor]:
+    future = _new_future(buffer)
+    future.set_result(buffer)
+    return future
 
 
 def _new_future(buffer: Tensor) -> torch.futures.Future[Tensor]:

@@ -1,7 +1,6 @@
 """Data parallelism for a plain ``nn.Module``: gradients are averaged while backward is still running.
 
-Gradients arrive through post-accumulate hooks; a group is submitted as soon as all its gradients are there *and* all groups
-before it were submitted, so the order is the same on all ranks. The end of backward waits for the last group: after
+Gradients arrive through post-accumulate hooks and go straight into a transaction. The end of backward waits for it: after
 ``loss.backward()`` every gradient is the mean over the ranks, as with DDP.
 """
 
@@ -9,52 +8,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from thinwire.core import ConfigError, TensorSpec
-from thinwire.engine.group_queue import GroupQueue, Steering
-from thinwire.engine.session import Session
-from thinwire.engine.sharing import share
+from thinwire.comm.objects import broadcast_tensors
+from thinwire.core import ConfigError
+from thinwire.engine.base import Gradients
+from thinwire.engine.target import Target
+from thinwire.exchange.transaction import Transaction
 
 _attached: WeakSet[nn.Module] = WeakSet()
 
 
 class PlainEngine:
-    """Hooks on the parameters of ``module``.
+    """Hooks on the parameters and on the output of a module.
 
     Args:
-        parameters: the ones to average, by name.
-        steering: the fusion groups, and when they change.
         broadcast_buffers: rank 0's buffers (BatchNorm statistics) are given to all before each training forward, as DDP does.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        parameters: dict[str, nn.Parameter],
-        steering: Steering,
-        session: Session,
-        *,
-        broadcast_buffers: bool,
-    ) -> None:
+    exchanging = True
+
+    def __init__(self, target: Target, gradients: Gradients, *, broadcast_buffers: bool) -> None:
+        module = self._module = target.module
         if module in _attached:
             raise ConfigError("this module already has thinwire attached; detach() that first")
-        self.session = session
-        self._module = module
-        self._parameters = parameters
+        self._gradients, self._parameters = gradients, target.parameters
+        self._link = gradients.channel.members.link()
         self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+        # Where loops written for DDP switch synchronisation off; torch.compile keeps the attributes of what it wraps.
+        self._switches = [one.__dict__ for one in (module, getattr(module, "_orig_mod", module))]
         self._syncing = True
-        self._in_backward = False
-        self.queue = GroupQueue(session, steering, self._write, self._used, in_place=True)
         self._reset()
-        self._handles = [p.register_post_accumulate_grad_hook(self._ready_hook(name)) for name, p in parameters.items()]
-        share([*module.parameters(), *module.buffers()], session)  # all start from rank 0's values, as with DDP
+        self._handles: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(partial(self._on_grad, name))
+            for name, parameter in self._parameters.items()
+        ]
+        self._handles.append(module.register_forward_pre_hook(self._before_forward))
+        self._handles.append(module.register_forward_hook(self._after_forward))
+        broadcast_tensors(self._link, [*module.parameters(), *module.buffers()])  # all start from rank 0's values
         self._buffers = [b for b in module.buffers() if b.is_floating_point()] if broadcast_buffers else []
-        if self._buffers:
-            self._handles.append(module.register_forward_pre_hook(self._share_buffers))
         _attached.add(module)
 
     @contextmanager
@@ -73,67 +71,79 @@ class PlainEngine:
             handle.remove()
 
     def _reset(self) -> None:
-        self.queue.clear()
+        self._transaction: Transaction | None = None
+        self._in_backward = False
         self._accumulated: set[str] = set()
-        self._received: dict[str, Tensor] = {}
 
-    def _ready_hook(self, name: str):  # type: ignore[no-untyped-def]  # torch's own hook type is private
-        def hook(parameter: nn.Parameter) -> None:
-            self._on_ready(name, parameter)
+    def _is_syncing(self) -> bool:
+        wanted = all(one.get("require_backward_grad_sync", True) for one in self._switches)
+        return self.exchanging and self._syncing and wanted
 
-        return hook
+    def _before_forward(self, module: nn.Module, _: object) -> None:
+        if (self._in_backward or self._transaction) and torch._C._current_graph_task_id() == -1:
+            self._abandon()
+        if self._buffers and module.training and self._is_syncing() and not self._in_backward:
+            broadcast_tensors(self._link, self._buffers)
 
-    def _on_ready(self, name: str, parameter: nn.Parameter) -> None:
-        if not self._syncing:
-            self._accumulated.add(name)
-            return
+    def _abandon(self) -> None:
+        """The backward pass before this forward raised. The other ranks wait for its transaction: abort it on all."""
+        transaction = self._transaction
+        self._reset()
+        if transaction is not None:
+            transaction.abort()
+            self._gradients.finish(transaction)
+
+    def _after_forward(self, module: nn.Module, _: object, output: object) -> None:
+        """The end of backward is asked for from the output: that hook fires in the outermost pass.
+
+        With reentrant checkpointing gradients come from nested passes, each with an end of its own; asked for from a
+        gradient, every checkpointed block would be a transaction.
+        """
+        if torch.is_grad_enabled():
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, Tensor) and leaf.requires_grad:
+                    leaf.register_hook(self._begin_backward)
+
+    def _begin_backward(self, _: object = None) -> None:
         if not self._in_backward:
             self._in_backward = True
             # Runs when the whole backward pass is over; DDP and FSDP rely on the same callback.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-        if name in self.queue.ready:
+
+    def _on_grad(self, name: str, parameter: Tensor) -> None:
+        if not self._is_syncing():
+            self._accumulated.add(name)
+            return
+        self._begin_backward()  # where the loss does not come from the module's own output
+        if self._transaction is None:
+            self._transaction = self._gradients.begin()
+        elif name in self._transaction.added:
             raise ConfigError(
                 f"the gradient of {name} was ready twice in one backward pass; use non-reentrant activation "
                 "checkpointing (use_reentrant=False) or wrap all backward passes but the last in wire.no_sync(). If the "
                 "backward pass before this one was interrupted by an error, detach() and attach() again on all ranks"
             )
-        gradient = parameter.grad
-        assert gradient is not None
-        placed = self.queue.place(name, gradient)
-        if placed is not gradient:
-            parameter.grad = placed
-        self.queue.add(name, placed)
-
-    def _write(self, tensor: TensorSpec, mean: Tensor) -> None:
-        """Means are views of their unit's buffer; they become the gradients at the end of the step, without a copy."""
-        self._received[tensor.fqn] = mean if mean.dtype is tensor.dtype else mean.to(tensor.dtype)
-
-    def _used(self) -> list[bool]:
-        return [name in self.queue.ready for name in self._parameters]
+        assert parameter.grad is not None
+        parameter.grad = self._transaction.add(name, parameter.grad)
 
     def _end_backward(self) -> None:
-        try:
-            self._check_frozen()
-            self._add_accumulated()
-            self.queue.submit_rest()
-            self.session.wait(self.session.end_step(self._finish))
-            self.queue.end_step()
-        finally:
-            self._in_backward = False
-            self._reset()
-
-    def _add_accumulated(self) -> None:
-        """What earlier passes under ``no_sync`` have left takes part, also where this last pass did not touch it."""
-        for name in self._accumulated - self.queue.ready.keys():
+        transaction, accumulated = self._transaction, self._accumulated
+        self._transaction, self._in_backward = None, False
+        if transaction is None:
+            return  # nothing to average: gradients of something else, or under no_sync
+        self._accumulated = set()
+        self._check_frozen()
+        # What passes under no_sync have left takes part, also where this last pass did not touch it.
+        for name in sorted(accumulated - transaction.added.keys()):
             gradient = self._parameters[name].grad
             if gradient is not None:
-                self.queue.add(name, gradient)
-
-    def _finish(self, counts: bool, used: list[bool]) -> None:
-        """Parameters that no rank used keep their (missing) gradient; a skipped step leaves NaN, for scalers to see."""
-        for (name, parameter), was_used in zip(self._parameters.items(), used, strict=True):
-            if was_used:
-                parameter.grad = self._received[name] if counts else torch.full_like(parameter, float("nan"))
+                transaction.add(name, gradient)
+        self._gradients.close(transaction)
+        outcome = self._gradients.finish(transaction)
+        # A tensor that no rank used keeps its (missing) gradient. An aborted step leaves NaN, for scalers to see.
+        for name in outcome.used:
+            parameter = self._parameters[name]
+            parameter.grad = outcome.means[name] if outcome.committed else torch.full_like(parameter, float("nan"))
 
     def _check_frozen(self) -> None:
         for name, parameter in self._frozen:
@@ -142,7 +152,3 @@ class PlainEngine:
                     f"{name} was frozen when thinwire was attached and now requires gradients, which nobody averages; "
                     "detach() and attach() again after unfreezing"
                 )
-
-    def _share_buffers(self, module: nn.Module, _: object) -> None:
-        if module.training and self._syncing and not self._in_backward:
-            share(self._buffers, self.session)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thinwire.compressors.dense import Dense
-from thinwire.compressors.host import OnHost
-from thinwire.compressors.routing import Route
 from thinwire.core import Compressor, TensorSpec, UnitSpec, Wrapper, make
-from thinwire.feedback import ErrorFeedback, with_feedback
+from thinwire.wrappers import ErrorFeedback, with_feedback
+from thinwire.wrappers.host import OnHost
+from thinwire.wrappers.routing import Route
 
 
 def prepare(spec: str | Compressor) -> Compressor:

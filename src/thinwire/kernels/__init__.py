@@ -11,36 +11,26 @@ import torch
 from torch import Tensor
 
 from thinwire.core import memory
-from thinwire.kernels import check, thresholds
+from thinwire.kernels import check
 from thinwire.kernels.codings import (
-    IndexCoding,
     NarrowLayout,
-    ValueCoding,
     bank_layout,
     crc32,
     crc32_rows,
     pack_bits,
-    pack_indices,
     pack_narrow_indices,
-    pack_values,
     row_layout,
     unpack_bits,
-    unpack_indices,
     unpack_narrow_indices,
-    unpack_values,
 )
 from thinwire.kernels.dispatch import backend, kernels_for
-from thinwire.kernels.thresholds import EstimateMethod
 from thinwire.kernels.types import Bits, Quantized, Selected
 
 __all__ = [
     "Bits",
-    "EstimateMethod",
-    "IndexCoding",
     "NarrowLayout",
     "Quantized",
     "Selected",
-    "ValueCoding",
     "all_finite",
     "backend",
     "bank_layout",
@@ -52,15 +42,12 @@ __all__ = [
     "ef_threshold_pack",
     "ef_topk",
     "encode_rows",
-    "estimate_thresholds",
     "int4_decode",
     "int4_encode",
     "int8_decode",
     "int8_encode",
     "pack_bits",
-    "pack_indices",
     "pack_narrow_indices",
-    "pack_values",
     "row_layout",
     "row_topk",
     "scatter_mean",
@@ -68,9 +55,7 @@ __all__ = [
     "segment_moments",
     "sum_rows",
     "unpack_bits",
-    "unpack_indices",
     "unpack_narrow_indices",
-    "unpack_values",
 ]
 
 
@@ -163,18 +148,6 @@ def bank_topk(
     if k < 0:
         raise ValueError(f"k: got {k}, expected no negative number")
     return kernels_for(grad.device.type).bank_topk(grad, residual, bounds, bank_counts, k, out)
-
-
-def estimate_thresholds(
-    x: Tensor, offsets: Sequence[int], density: float, *, method: EstimateMethod = "sample", seed: int = 0
-) -> tuple[float, ...]:
-    """A threshold per segment that about the fraction `density` of its magnitudes exceeds; `seed` fixes the draw."""
-    if not 0.0 < density <= 1.0:
-        raise ValueError(f"density: got {density}, expected a number in (0, 1]")
-    if method not in ("sample", "exponential"):
-        raise ValueError(f"method: got {method!r}, expected 'sample' or 'exponential'")
-    x = check.flat_fp32(x, "x")
-    return thresholds.estimate_thresholds(x, check.segments(offsets, x.numel()), density, method, seed)
 
 
 def scatter_mean(

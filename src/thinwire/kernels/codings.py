@@ -1,4 +1,4 @@
-"""How selected values and their indices become bytes, and back; damaged bytes are refused with a ValueError."""
+"""How masks and the positions of selected values become bytes, and back; damaged bytes are refused with a ValueError."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from thinwire.kernels import check
 from thinwire.kernels.dispatch import kernels_for
 from thinwire.kernels.reference_codings import aligned
 
-IndexCoding = Literal["int32", "delta16", "bitmap"]
 NarrowCoding = Literal["uint8", "uint16"]
-ValueCoding = Literal["fp32", "fp16", "bf16", "int8"]
 
-_INT8_BLOCK_ELEMS = 256
-_VALUE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _NARROW_ITEM_BYTES = {"uint8": 1, "uint16": 2}
 
 
@@ -33,41 +29,6 @@ def unpack_bits(buffer: Tensor, numel: int) -> Tensor:
     """The bool mask of `numel` bits that `pack_bits` wrote."""
     _check_bytes(buffer, -(-numel // 8), "bits")
     return kernels_for(buffer.device.type).unpack_bits(buffer, numel)
-
-
-def pack_indices(indices: Tensor, numel: int, coding: IndexCoding) -> Tensor:
-    """Int32 indices below `numel` as bytes.
-
-    `int32` keeps any order in 4 bytes each; `delta16` (2 bytes each, plus 2 per full 65535 of a gap) and `bitmap`
-    (`numel` bits in all) need strictly ascending indices.
-    """
-    if indices.dtype is not torch.int32 or indices.dim() != 1:
-        raise ValueError(f"indices: got {indices.dtype} with {indices.dim()} dimensions, expected a 1-D int32 tensor")
-    indices = indices.contiguous()
-    if coding == "delta16":
-        return kernels_for(indices.device.type).delta16_pack(indices, numel)
-    if coding == "bitmap":
-        return kernels_for(indices.device.type).bitmap_pack(indices, numel)
-    _check_index_coding(coding)
-    _check_range(indices, numel)
-    return indices.view(torch.uint8)
-
-
-def unpack_indices(buffer: Tensor, count: int, numel: int, coding: IndexCoding) -> Tensor:
-    """The `count` int32 indices that `pack_indices` wrote; out of range or (but for int32) out of order is refused."""
-    if not 0 <= count <= numel:
-        raise ValueError(f"count: got {count} indices, expected 0..{numel}; the payload is damaged")
-    if coding == "delta16":
-        _check_bytes(buffer, buffer.numel() // 2 * 2, coding)
-        return kernels_for(buffer.device.type).delta16_unpack(buffer, count, numel)
-    if coding == "bitmap":
-        _check_bytes(buffer, -(-numel // 8), coding)
-        return kernels_for(buffer.device.type).bitmap_unpack(buffer, count, numel)
-    _check_index_coding(coding)
-    _check_bytes(buffer, 4 * count, coding)
-    indices = aligned(buffer, 4).view(torch.int32)
-    _check_range(indices, numel)
-    return indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,30 +93,6 @@ def unpack_narrow_indices(buffer: Tensor, layout: NarrowLayout, coding: NarrowCo
     return layout.base + layout.stride * local
 
 
-def pack_values(values: Tensor, coding: ValueCoding) -> Tensor:
-    """Fp32 values as bytes; `int8` puts one fp32 scale per 256 values first, then one code per value."""
-    values = check.flat_fp32(values, "values")
-    if coding == "int8":
-        coded = kernels_for(values.device.type).int8_encode(values, None, _INT8_BLOCK_ELEMS, torch.empty_like(values))
-        return torch.cat((coded.scales.view(torch.uint8), coded.codes.view(torch.uint8)))
-    return values.to(_value_dtype(coding)).view(torch.uint8)
-
-
-def unpack_values(buffer: Tensor, count: int, coding: ValueCoding) -> Tensor:
-    """The `count` fp32 values that `pack_values` wrote."""
-    if coding != "int8":
-        dtype = _value_dtype(coding)
-        _check_bytes(buffer, count * dtype.itemsize, coding)
-        return aligned(buffer, dtype.itemsize).view(dtype).to(torch.float32)
-    scale_bytes = 4 * -(-count // _INT8_BLOCK_ELEMS)
-    _check_bytes(buffer, scale_bytes + count, coding)
-    scales = aligned(buffer[:scale_bytes], 4).view(torch.float32)
-    values = torch.empty(count, dtype=torch.float32, device=buffer.device)
-    codes = buffer[scale_bytes:].view(torch.int8)
-    kernels_for(buffer.device.type).int8_decode(codes, scales, _INT8_BLOCK_ELEMS, 1.0, values, False)
-    return values
-
-
 def crc32(x: Tensor) -> int:
     """CRC-32 (zlib's) of the bytes of a tensor; a contiguous CPU tensor is not copied."""
     flat = x.detach().contiguous().view(-1)
@@ -190,17 +127,6 @@ def _narrow_item_bytes(coding: str) -> int:
     return _NARROW_ITEM_BYTES[coding]
 
 
-def _value_dtype(coding: str) -> torch.dtype:
-    if coding not in _VALUE_DTYPES:
-        raise ValueError(f"coding: got {coding!r}, expected one of {', '.join(_VALUE_DTYPES)}, int8")
-    return _VALUE_DTYPES[coding]
-
-
-def _check_index_coding(coding: str) -> None:
-    if coding != "int32":
-        raise ValueError(f"coding: got {coding!r}, expected one of int32, delta16, bitmap")
-
-
 def _check_bytes(buffer: Tensor, expected: int, coding: str) -> None:
     fits = buffer.dtype is torch.uint8 and buffer.dim() == 1 and buffer.is_contiguous()
     if not fits or buffer.numel() != expected:
@@ -208,8 +134,3 @@ def _check_bytes(buffer: Tensor, expected: int, coding: str) -> None:
             f"{coding}: got {buffer.dtype} with {buffer.numel()} elements, expected {expected} contiguous bytes; "
             "the payload is damaged or belongs to another layout"
         )
-
-
-def _check_range(indices: Tensor, numel: int) -> None:
-    if len(indices) and not (int(indices.min()) >= 0 and int(indices.max()) < numel):
-        raise ValueError(f"indices: got {int(indices.min())}..{int(indices.max())}, expected 0..{numel - 1}")

@@ -13,12 +13,8 @@ from torch import Tensor
 
 from thinwire.kernels.reference_ages import aged_adamw, count_ages
 from thinwire.kernels.reference_codings import (
-    bitmap_pack,
-    bitmap_unpack,
     crc32,
     crc32_rows,
-    delta16_pack,
-    delta16_unpack,
     pack_bits,
     unpack_bits,
 )
@@ -30,15 +26,11 @@ __all__ = [
     "aged_adamw",
     "all_finite",
     "bank_topk",
-    "bitmap_pack",
-    "bitmap_unpack",
     "compensate",
     "count_ages",
     "crc32",
     "crc32_rows",
     "decode_rows",
-    "delta16_pack",
-    "delta16_unpack",
     "ef_threshold_pack",
     "ef_topk",
     "encode_rows",

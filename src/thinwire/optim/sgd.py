@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from thinwire.core import ConfigError
-from thinwire.engine.received import Wire
+from thinwire.engine.ages import Wire
 from thinwire.kernels.ages import MAX_AGE
 from thinwire.optim.split import Aged, eager, evaluate, find_aged, hidden, unhooked
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from thinwire.core import ConfigError
-from thinwire.engine.received import Wire, wire_of
+from thinwire.engine.ages import Wire, wire_of
 
 # A compiled training step breaks its graph where ages are read, from memory that it does not know. The public
 # torch.compiler.disable does the same, but takes a second at import.

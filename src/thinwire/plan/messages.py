@@ -37,7 +37,7 @@ class Asked(NamedTuple):
         """What a real request is, where the compressor sends ``total_bytes`` in all."""
         kind, carries = _KINDS.get(type(request), "broadcast"), kind_of(request) is not None
         share = request.sent_bytes(world_size) / total_bytes
-        form = "" if request.groups is None else "among some ranks"
+        form = "" if request.partition is None else "among some ranks"
         match request:
             case AllReduce():
                 # Probes of earlier releases have no forms: plain means, by far the most, must be merged with theirs.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.core import TensorSpec
 from thinwire.fusion import ModelProfile, Noise
-from thinwire.plan.price import DENSE
+from thinwire.plan.price import DENSE, Pricer
 from thinwire.plan.probe import SAME_NETWORK, now
 from thinwire.plan.result import Candidate, Plan
 from thinwire.plan.search import Quality, candidate_specs
@@ -139,6 +139,34 @@ def alone(compute_s: float, quality: Quality) -> Plan:
         dense_s=compute_s,
         reasons=("There is one rank, and nobody to send anything to.",),
         candidates=(dense,),
+        date=now(),
+    )
+
+
+def only_one(pricer: Pricer, compress: str, fuse: str, quality: Quality) -> Plan:
+    """The plan where compressor and fusion are given, and only the groups are to be found."""
+    price, dense = pricer.price(compress, fuse), pricer.price(DENSE, "auto")
+    candidate = Candidate(
+        compress=compress,
+        fuse=fuse,
+        step_s=price.step_s,
+        wire_bytes=price.wire_bytes,
+        memory_bytes=price.memory_bytes,
+        messages=price.messages,
+        relative_error=0.0,
+        allowed=True,
+        verdict="chosen",
+    )
+    return Plan(
+        compress=compress,
+        fuse=fuse,
+        quality=quality,
+        world_size=pricer.cluster.world_size,
+        step_s=price.step_s,
+        floor_s=pricer.floor_s,
+        dense_s=dense.step_s,
+        reasons=("Compressor and fusion were given.",),
+        candidates=(candidate,),
         date=now(),
     )
 

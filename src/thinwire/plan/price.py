@@ -9,7 +9,6 @@ from functools import cached_property
 from thinwire.comm import fit_lanes
 from thinwire.comm.piggyback import Kind, flag_elems
 from thinwire.compressors.dense import Dense
-from thinwire.compressors.host import OnHost
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
 from thinwire.fusion import Curve, GroupCosts, ModelProfile, merge_costly, offload, parse_fusion, ssfusion
 from thinwire.fusion.groups import (
@@ -29,6 +28,7 @@ from thinwire.plan.codecs import CodecCost
 from thinwire.plan.messages import Asked, merged_round
 from thinwire.plan.network import Network
 from thinwire.plan.step import GroupWork, Message, Simulated, simulate_groups
+from thinwire.wrappers.host import OnHost
 
 DENSE = "dense"
 _SAMPLED_SIZES = tuple(float(4**exponent) for exponent in range(4, 15))

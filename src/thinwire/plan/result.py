@@ -5,13 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from io import StringIO
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 
 from thinwire.core import ConfigError
 
@@ -70,16 +65,12 @@ class Plan:
         """Predicted, over dense."""
         return self.dense_s / self.step_s
 
-    def explain(self, width: int = 120) -> str:
+    def explain(self) -> str:
         """The plan as text: what and why, then every candidate."""
-        text = StringIO()
-        Console(width=width, file=text, color_system=None).print(self.renderable())
-        return text.getvalue()
-
-    def renderable(self) -> Group:
-        """The plan for a rich console."""
-        head = Text.assemble((f"{self.compress}", "bold"), f", fuse={self.fuse}: ", *_figures(self))
-        return Group(head, *(Text(f"  {reason}") for reason in self.reasons), _table(self))
+        head = f"{self.compress}, fuse={self.fuse}: {_figures(self)}"
+        reasons = (f"  {reason}" for reason in self.reasons)
+        title = f"{self.world_size} ranks, quality={self.quality!r}"
+        return "\n".join([head, *reasons, "", title, *_table(self), ""])
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with a version."""
@@ -113,23 +104,25 @@ class Plan:
         return cls.from_json(values)
 
 
-def _figures(plan: Plan) -> list[str]:
+def _figures(plan: Plan) -> str:
     floor = f"{plan.step_s / plan.floor_s:.2f} × the floor ({1e3 * plan.floor_s:.1f} ms)"
     faster = f", {plan.speedup:.2f} × faster than dense ({1e3 * plan.dense_s:.1f} ms)"
-    return [f"{1e3 * plan.step_s:.1f} ms predicted, {floor}", "" if plan.compress == "dense" else faster]
+    return f"{1e3 * plan.step_s:.1f} ms predicted, {floor}" + ("" if plan.compress == "dense" else faster)
 
 
-def _table(plan: Plan) -> Table:
-    table = Table(title=f"{plan.world_size} ranks, quality={plan.quality!r}", title_justify="left")
-    table.add_column("compress")
-    table.add_column("fuse", no_wrap=True)
-    for heading in ("step ms", "× floor", "× dense", "MB sent", "error"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("verdict")
-    for one in plan.candidates:
-        style = "bold green" if one.compress == plan.compress else "" if one.allowed else "dim"
-        table.add_row(*map(Text, _cells(plan, one)), style=style)
-    return table
+def _table(plan: Plan) -> list[str]:
+    """One line per candidate: names to the left, figures to the right of their columns; the chosen one is marked."""
+    headings = ["compress", "fuse", "step ms", "× floor", "× dense", "MB sent", "error", "verdict"]
+    rows = [headings, *(_cells(plan, one) for one in plan.candidates)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    marks = ["  ", *("> " if one.compress == plan.compress else "  " for one in plan.candidates)]
+    return [mark + _line(row, widths) for mark, row in zip(marks, rows, strict=True)]
+
+
+def _line(cells: list[str], widths: list[int]) -> str:
+    names = (cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True))
+    figures = (cell.rjust(width) for cell, width in zip(cells[2:-1], widths[2:-1], strict=True))
+    return "  ".join((*names, *figures, cells[-1]))
 
 
 def _cells(plan: Plan, one: Candidate) -> list[str]:

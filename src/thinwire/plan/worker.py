@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import thinwire.compressors
-import thinwire.feedback  # noqa: F401  (both imports register what they hold)
+import thinwire.wrappers  # noqa: F401  (both imports register what they hold)
 from thinwire.comm import GLOO_LANES, Throttled, TorchDistTransport, Transport
 from thinwire.plan.cluster import Cluster, machine_id
 from thinwire.plan.probe import LAST_BYTES, Probe, Progress, measure_codecs, measure_network, now

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import AllReduce, ConfigError, Layout, Request, State, Step, UnitSpec
-from thinwire.precision import wire_scale
+from thinwire.formats import wire_scale
 
 ONE_PER_TENSOR = Layout(lambda tensor: 1, replicated=True)
 SCALE_POLICIES = ("block", "agreed")

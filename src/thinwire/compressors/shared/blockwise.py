@@ -31,7 +31,7 @@ from thinwire.core import (
     memory,
 )
 from thinwire.core.blocks import aligned_elems, from_blocks, is_aligned, to_blocks
-from thinwire.precision import WireFormat, wire_format
+from thinwire.formats import WireFormat, wire_format
 
 
 def shard_elems(numel: int, world_size: int, block: int) -> int:

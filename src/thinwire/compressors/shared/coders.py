@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import Reply, memory
-from thinwire.precision import Encoded, WireFormat
+from thinwire.formats import Encoded, WireFormat
 
 
 class Written(NamedTuple):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from thinwire.compressors.shared.blockwise import Blockwise
 from thinwire.core.errors import ConfigError
-from thinwire.precision.formats import Width, WireFormat
-from thinwire.precision.types import Encoded, store
+from thinwire.formats.catalog import Width, WireFormat
+from thinwire.formats.types import Encoded, store
 
 BLOCK = 256
 BITS = (4, 8)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import Payload, PayloadError
+from thinwire.formats import positions
 from thinwire.kernels.codings import NarrowCoding, NarrowLayout
-from thinwire.precision import positions
 
 Sizes = dict[str, tuple[torch.dtype, int]]
 
@@ -35,7 +35,7 @@ class Places(Protocol):
 
 @dataclass(frozen=True)
 class FlatPlaces:
-    """Ascending positions in the flat unit; see ``thinwire.precision.positions``."""
+    """Ascending positions in the flat unit; see ``thinwire.formats.positions``."""
 
     numel: int
     coding: str = "auto"

@@ -11,7 +11,7 @@ from thinwire.compressors.dense import Dense
 from thinwire.compressors.shared.laplace import LaplaceValues
 from thinwire.core import Compressor, ConfigError, Exchange, Exchanged, Step, UnitSpec, memory
 from thinwire.core.registry import compressor_class
-from thinwire.precision import wire_format
+from thinwire.formats import wire_format
 
 _NAMED = ("bf16", "fp16", "fp8", "int8", "int4")
 VALUES = ("fp32", *_NAMED)

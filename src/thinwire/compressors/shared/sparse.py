@@ -12,8 +12,8 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.compressors.shared.places import FlatPlaces, Places
 from thinwire.core import Codec, ConfigError, Payload, PayloadError, Schedule, Step, UnitSpec, memory
+from thinwire.formats import positions, wire_format
 from thinwire.kernels import Selected
-from thinwire.precision import positions, wire_format
 
 _PIPED = ("fp32", "fp16", "bf16", "fp8", "int8", "int4", "float4", "pot4", "flint4")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.core import memory
 from thinwire.kernels.native.ages import aged_adamw, count_ages
-from thinwire.kernels.native.codings import bitmap_pack, bitmap_unpack, crc32, crc32_rows, delta16_pack, delta16_unpack
+from thinwire.kernels.native.checksums import crc32, crc32_rows
 from thinwire.kernels.native.library import LEVELS, library
 from thinwire.kernels.native.plans import bank_plan, c_int64s, row_plan
 from thinwire.kernels.native.scratch import SCRATCH
@@ -22,15 +22,11 @@ __all__ = [
     "aged_adamw",
     "all_finite",
     "bank_topk",
-    "bitmap_pack",
-    "bitmap_unpack",
     "compensate",
     "count_ages",
     "crc32",
     "crc32_rows",
     "decode_rows",
-    "delta16_pack",
-    "delta16_unpack",
     "ef_threshold_pack",
     "ef_topk",
     "encode_rows",

@@ -27,15 +27,11 @@ _SIGNATURES: dict[str, tuple[_CType | None, Sequence[_CType]]] = {
     "tw_segment_moments": (None, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
     "tw_all_finite": (c_int, [c_void_p, c_int64]),
     "tw_scatter_mean": (c_int64, [c_int64, c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int64]),
-    "tw_delta16_pack": (c_int64, [c_void_p, c_int64, c_int64, c_void_p]),
-    "tw_delta16_unpack": (c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
-    "tw_bitmap_pack": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
     "tw_count_ages": (None, [c_void_p] * 3 + [c_int, c_int64]),
     "tw_aged_adamw": (None, [c_void_p] * 6 + [c_float] * 4 + [c_int64]),
     "tw_has_crc32": (c_int, []),
     "tw_crc32": (c_uint32, [c_void_p, c_int64]),
     "tw_crc32_rows": (None, [c_void_p] + [c_int64] * 3 + [c_void_p]),
-    "tw_bitmap_unpack": (c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
 }
 
 

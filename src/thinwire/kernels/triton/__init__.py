@@ -1,18 +1,13 @@
 """The kernels of `thinwire.kernels.reference` for CUDA tensors, in Triton; importing this needs the `triton` package.
 
 They were tested bit for bit under Triton's interpreter and compiled for GPUs, but never run on one: nothing is known of
-their speed. `delta16` and `bitmap` index codings are the reference itself, which is integer torch code that runs on any
-device. Floating-point operations never fall back: torch on CUDA rounds some of them (division by a scalar, `cumsum`,
+their speed. Floating-point operations never fall back: torch on CUDA rounds some of them (division by a scalar, `cumsum`,
 `index_add_`) in another way than on the CPU, whose results are the definition.
 """
 
 from thinwire.kernels.reference_codings import (
-    bitmap_pack,
-    bitmap_unpack,
     crc32,
     crc32_rows,
-    delta16_pack,
-    delta16_unpack,
 )
 from thinwire.kernels.rows import Rows
 from thinwire.kernels.triton.ages import aged_adamw, count_ages
@@ -27,15 +22,11 @@ __all__ = [
     "aged_adamw",
     "all_finite",
     "bank_topk",
-    "bitmap_pack",
-    "bitmap_unpack",
     "compensate",
     "count_ages",
     "crc32",
     "crc32_rows",
     "decode_rows",
-    "delta16_pack",
-    "delta16_unpack",
     "ef_threshold_pack",
     "ef_topk",
     "encode_rows",

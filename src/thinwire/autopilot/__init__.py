@@ -1,0 +1,1 @@
+"""The planner while training: measure, plan, change over, watch. Between steps, never inside backward."""

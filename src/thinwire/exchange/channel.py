@@ -1,0 +1,208 @@
+"""A channel: tensors that the same ranks average again and again, with the state that compressors keep in between."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from thinwire.core import CheckpointError, Compressor, ConfigError, State, TensorSpec, memory
+from thinwire.exchange import states
+from thinwire.exchange.flags import FlagLayout
+from thinwire.exchange.membership import Membership
+from thinwire.exchange.transaction import Transaction
+from thinwire.fusion.groups import GroupPlan, Unit, make_groups, read_plans
+
+
+class SideInputs(Protocol):
+    """What some compressors want to see besides the tensors."""
+
+    def weights(self, unit: Unit) -> Tensor:
+        """The parameters of a unit, flat."""
+
+    def importance(self, unit: Unit) -> Tensor | None:
+        """How much a unit of gradient matters to the optimizer, flat; None where nobody knows."""
+
+
+@dataclass(frozen=True)
+class _Committed:
+    """What a commit replaces."""
+
+    states: dict[Unit, State]
+    carried: dict[str, Tensor]
+
+
+class Channel:
+    """Belongs to the training thread. States are values: a commit swaps a dict and never writes into a tensor.
+
+    Args:
+        name: distinct among the channels of a link; its hash is in every header.
+        tensors: what is averaged, in a fixed order, the same on all ranks.
+        groups: which of them travel together, in the order in which they leave.
+        seed: of random choices such as random-k.
+        scalars: names of numbers that every rank sends with each transaction.
+        owns_inputs: what is added may be moved and overwritten.
+        side: for compressors that need weights or importance.
+
+    Attributes:
+        index: transactions begun; seeds, schedules and tags use it.
+        isolated, norms: see ``measure``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[TensorSpec],
+        members: Membership,
+        compressor: Compressor,
+        groups: Sequence[GroupPlan],
+        *,
+        seed: int = 0,
+        scalars: Sequence[str] = (),
+        owns_inputs: bool = False,
+        side: SideInputs | None = None,
+    ) -> None:
+        self.name, self.number = name, zlib.crc32(name.encode()) or 1
+        self.tensors = {tensor.fqn: tensor for tensor in tensors}
+        self.members, self.seed, self.owns_inputs, self.side = members, seed, owns_inputs, side
+        self.index = 0
+        self.isolated = self.norms = False
+        self.pool = memory.Pool()
+        self._scalars = tuple(scalars)
+        self._open: list[Transaction] = []
+        self._undo: _Committed | None = None
+        self.carried: dict[str, Tensor] = {}
+        self.compressor = compressor
+        self._bind(groups, states.initial(tensors, compressor))
+
+    def begin(self, names: Collection[str] | None = None, *, scale: float = 1.0) -> Transaction:
+        """Start averaging all tensors, or those of some whole groups. Open transactions share no tensor."""
+        chosen = {
+            number: group
+            for number, group in enumerate(self.groups)
+            if names is None or any(tensor.fqn in names for tensor in group.tensors)
+        }
+        covered = {tensor.fqn for group in chosen.values() for tensor in group.tensors}
+        if names is not None and covered != set(names):
+            raise ConfigError(f"{sorted(covered ^ set(names))} do not make up whole fusion groups of {self.name!r}")
+        shared = [name for one in self._open for name in one.names if name in covered]
+        if shared:
+            raise ConfigError(f"{shared[0]} is part of an open transaction of {self.name!r}; wait for that first")
+        link = self.members.link()
+        transaction = Transaction(self, link, chosen, self.index, scale)
+        self._undo = None
+        self.index += 1
+        self._open.append(transaction)
+        link.open += 1
+        return transaction
+
+    def use(self, compressor: Compressor | None = None, groups: Sequence[GroupPlan] | None = None) -> None:
+        """Another compressor or other groups from the next transaction on; all ranks alike. Residuals are carried over."""
+        self._require_idle("changed")
+        pieces = states.at_rest(self.states, self._aside)
+        if compressor is not None:
+            tensors = list(self.tensors.values())
+            pieces, self.carried = states.convert(tensors, (pieces, self.carried, self.compressor), compressor)
+            self.compressor = compressor
+        self._undo = None
+        self._bind(self.plan if groups is None else groups, pieces)
+
+    def measure(self, *, isolated: bool | None = None, norms: bool | None = None) -> None:
+        """For the next transactions: groups wait for ``close`` (so that compute is timed alone); squared norms."""
+        self.isolated = self.isolated if isolated is None else isolated
+        self.norms = self.norms if norms is None else norms
+
+    def rollback(self) -> None:
+        """Undo the last commit: what it sent counts as never sent. Possible until the next ``begin``."""
+        if self._undo is None:
+            raise ConfigError(f"{self.name!r} has no commit to undo; roll back before the next transaction begins")
+        self.states, self.carried = self._undo.states, self._undo.carried
+        self._undo = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """By tensor name. An open transaction is not in it: the index is that of the oldest one open."""
+        return {
+            "compress": str(self.compressor),
+            "index": min((one.index for one in self._open), default=self.index),
+            "seed": self.seed,
+            "groups": [group.to_json() for group in self.plan],
+            "tensors": states.at_rest(self.states, self._aside),
+            "roles": states.roles(self.tensors.values(), self.compressor),
+            "carried": {name: value.clone() for name, value in self.carried.items()},
+        }
+
+    def check_state(self, state: Mapping[str, Any], compressor: Compressor) -> list[GroupPlan]:
+        """The groups of a saved state; raises CheckpointError where any of it does not fit ``compressor``."""
+        for key, kind in (("index", int), ("seed", int), ("groups", list), ("tensors", Mapping), ("carried", Mapping)):
+            if not isinstance(state.get(key), kind):
+                raise CheckpointError(f"the checkpoint's {key} is {state.get(key)!r:.80}, expected a {kind.__name__}")
+        plans = read_plans(state["groups"], self.tensors)
+        states.check(state["tensors"], state["carried"], self.tensors.values(), compressor)
+        return plans
+
+    def load_state_dict(self, state: Mapping[str, Any], compressor: Compressor | None = None) -> None:
+        """Go on exactly where ``state`` was taken. Nothing is changed if any of it is refused.
+
+        Args:
+            compressor: the one it was taken with, if that is not the present one.
+
+        Raises:
+            CheckpointError: other tensors, groups, keys, dtypes or sizes than this channel has, or values not finite.
+        """
+        self._require_idle("loaded")
+        compressor = self.compressor if compressor is None else compressor
+        plans = self.check_state(state, compressor)
+        self.compressor, self.index, self.seed = compressor, state["index"], state["seed"]
+        device = {name: tensor.device for name, tensor in self.tensors.items()}
+        self.carried = {name: value.to(device[name], copy=True) for name, value in state["carried"].items()}
+        self._undo = None
+        self._bind(
+            plans,
+            {
+                name: {key: value.to(device[name]) for key, value in piece.items()}
+                for name, piece in state["tensors"].items()
+            },
+        )
+
+    def add_carried(self, unit: Unit, x: Tensor) -> None:
+        """Add to a unit's input what a former compressor has left."""
+        if self.carried:
+            for tensor, part in zip(unit.spec.tensors, x.split(unit.spec.sizes), strict=True):
+                if tensor.fqn in self.carried:
+                    part.add_(self.carried[tensor.fqn])
+
+    def ended(self, transaction: Transaction) -> None:
+        """A transaction is over, well or not; called by it."""
+        self._open.remove(transaction)
+        link = self.members.link()
+        link.open -= 1
+        link.pool.end_step()
+        self.pool.end_step()
+
+    def commit(self, new: Mapping[Unit, State], used: Collection[str]) -> None:
+        """Take over new states, except of tensors that no rank has used; called by a transaction."""
+        self._undo = _Committed(self.states, self.carried)
+        kept = {unit: [t.fqn for t in unit.spec.tensors if t.fqn not in used] for unit in new}
+        replaced = {unit: states.with_kept(unit, self.states[unit], state, kept[unit]) for unit, state in new.items()}
+        self.states = {**self.states, **replaced}
+        if self.carried:
+            sent = {t.fqn for unit in new for t in unit.spec.tensors if t.fqn in used}
+            self.carried = {name: value for name, value in self.carried.items() if name not in sent}
+
+    def _bind(self, plans: Sequence[GroupPlan], pieces: Mapping[str, State]) -> None:
+        """Units and their states; in the training thread, so that link threads only ever read them."""
+        self.plan = list(plans)
+        self.groups = make_groups(plans, self.tensors, self.compressor)
+        self.states, self._aside = states.bind(self.groups, pieces)
+        units = [unit for group in self.groups for unit in group.units]
+        self.place_of = {t.fqn: (unit, index) for unit in units for index, t in enumerate(unit.spec.tensors)}
+        link = self.members.link()
+        self.flags = FlagLayout(list(self.tensors), self._scalars, link.rank, link.world_size)
+        link.declare(self.number, [unit.compressor.rounds for unit in units])
+
+    def _require_idle(self, what: str) -> None:
+        if self._open:
+            raise ConfigError(f"{self.name!r} cannot be {what} while a transaction is open; wait for it first")

@@ -1,0 +1,1 @@
+"""The HTML pages: a report of runs, and a plan. They need the extra ``thinwire[cli]`` (plotly)."""

@@ -1,0 +1,196 @@
+"""``attach``: one line that puts thinwire between a model and its gradients."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from thinwire.autopilot.controller import SIGNAL, Autopilot, AutoSettings
+from thinwire.comm.link import Link
+from thinwire.comm.torch_dist import GLOO_LANES, TorchDistTransport
+from thinwire.comm.transport import Tag, Transport
+from thinwire.core import AllGather, Compressor, ConfigError, DesyncError, TensorSpec
+from thinwire.engine.ages import reads_ages, warn_if_blind
+from thinwire.engine.base import Gradients, GradScaler, ParameterSide
+from thinwire.engine.target import Target, resolve
+from thinwire.exchange.channel import Channel
+from thinwire.exchange.membership import Fixed
+from thinwire.fusion import parse_fusion
+from thinwire.fusion.groups import plan_groups
+from thinwire.fusion.prepare import prepare
+from thinwire.observe.observer import Observer, Observers
+from thinwire.observe.recorder import Recorder
+from thinwire.plan.online import AUTO_FUSIONS, auto_specs
+from thinwire.plan.price import DENSE
+from thinwire.plan.result import Plan
+from thinwire.plan.search import Budget, Quality
+from thinwire.sync.policy import parse_policy
+from thinwire.wire.attached import Attached
+
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+
+
+def attach(
+    module: nn.Module,
+    optimizer: Optimizers = None,
+    *,
+    compress: str | Compressor = "auto",
+    fuse: str = "auto",
+    sync: str = "every_step",
+    plan: Plan | None = None,
+    quality: Quality = "safe",
+    scaler: GradScaler | None = None,
+    broadcast_buffers: bool = True,
+    process_group: dist.ProcessGroup | None = None,
+    transport: Transport | None = None,
+    events: str | Path | None = None,
+    observers: Sequence[Observer] = (),
+    seed: int = 0,
+    timeout_s: float = 60.0,
+) -> Attached:
+    """Average the gradients of ``module`` over all ranks, compressed, while backward runs.
+
+    Works on a plain module (do not wrap it in DDP then) and on a ``DistributedDataParallel`` module. The process group must
+    be initialised. All ranks call it at the same point with the same arguments.
+
+    Args:
+        optimizer: the optimizer of these parameters, or several in a list. With it, a step in which any rank has a NaN or
+            Inf gradient is skipped on all ranks; without it such a step leaves NaN gradients, as plain DDP does.
+        compress: what each gradient sends, for example ``"topk(density=0.01) | fp16"``; see ``thinwire.available()``.
+            ``"auto"``: thinwire times 8 to 18 dense steps, the network and the candidates, then switches all ranks to the
+            fastest setting, or stays dense where nothing is faster by more than 3 %. ``wire.plan`` says what and why. It
+            re-plans when step time drifts.
+        fuse: which gradients travel together: ``"auto"``, ``"none"``, a size such as ``"2MiB"``, or a planner that measures
+            first: ``"safusion"``, ``"ssfusion"``, ``"optimal"``. With ``compress="auto"``, ``"auto"`` is planned too.
+        sync: when workers synchronise; ``"every_step"`` is the only policy so far.
+        plan: a plan made elsewhere (``thinwire plan --json``, read by ``thinwire.plan.Plan.load``): its compressor and
+            fusion are used from the first step on, instead of ``compress="auto"``.
+        quality: what ``"auto"`` may choose: ``"exact"`` dense and 16 bits, ``"safe"`` few bits too, ``"fast"`` also a
+            sparsifier, if the optimizer knows how old updates are (``thinwire.optim``).
+        scaler: the ``torch.amp.GradScaler`` in use, so that residuals survive changes of its scale.
+        broadcast_buffers: plain modules only: broadcast rank 0's buffers before each training forward, as DDP does.
+        process_group: plain modules only: the ranks to average over; default: all.
+        transport: who carries the messages; default: process groups of its own over these ranks.
+        events: a directory for one JSONL file of events per rank, to be read by ``thinwire report``.
+        observers: told of every step and plan (``thinwire.observe.Observer``), in the training thread.
+        seed: seed of random choices such as random-k.
+        timeout_s: how long a rank may lag behind before the others give up.
+
+    Raises:
+        ConfigError: something does not exist or does not fit; the message says what to do.
+        DesyncError: the ranks have attached different models or settings.
+    """
+    policy = parse_policy(sync)
+    if plan is not None:
+        compress, fuse = _planned(plan, compress, fuse)
+    auto = compress == "auto"
+    target = resolve(module, optimizer)
+    compressor, planner = prepare(DENSE if auto else compress), parse_fusion(fuse)
+    planner.check(compressor)
+    settings = _settings(target, "auto" if auto else str(compressor), fuse, quality)
+    tensors = target.tensors
+    if transport is None:
+        transport = _own_transport(target, process_group, timeout_s)
+    wanted = f"auto {quality}" if auto else str(compressor)
+    config = fingerprint(tensors, wanted, fuse, sync, str(seed), str(broadcast_buffers), str(scaler is None))
+    _check_same_everywhere(transport, config, target.device)
+    link = Link(transport, target.device, config=config)
+    try:
+        # Gradients become ready roughly in reverse order of registration.
+        groups = plan_groups(planner, tensors[::-1], compressor, link.world_size)
+        channel = Channel(
+            "grad",
+            tensors,
+            Fixed(link),
+            compressor,
+            groups,
+            seed=seed,
+            scalars=() if settings is None else (SIGNAL,),
+            owns_inputs=target.kind.name == "plain",
+            side=ParameterSide(target.parameters, target.optimizers),
+        )
+        gradients = Gradients(channel, target.parameters, scaler=scaler, observers=Observers(observers))
+        autopilot = Autopilot(gradients, settings) if settings is not None else None
+        engine = target.engine(gradients, broadcast_buffers=broadcast_buffers)
+        engine.exchanging = policy.exchanges_gradients
+    except BaseException:
+        link.close()
+        raise
+    if target.optimizers and link.rank == 0:
+        warn_if_blind(target.optimizers, gradients.ages)
+    wire = Attached(target, engine, gradients, link, autopilot=autopilot, policy=policy, auto=auto)
+    if events is not None:
+        chosen = "auto" if auto else str(compressor)
+        rank, world_size = link.rank, link.world_size
+        recorder = Recorder(Path(events), rank=rank, world_size=world_size, compress=chosen, explanation=wire.explain())
+        gradients.observers.add(recorder)
+    return wire
+
+
+def fingerprint(tensors: Sequence[TensorSpec], *settings: str) -> int:
+    """64 bits that differ when model or settings differ; carried by every message."""
+    model = [f"{t.fqn}{t.shape}{t.dtype}" for t in tensors]
+    digest = hashlib.blake2b(repr((model, settings)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _planned(plan: Plan, compress: str | Compressor, fuse: str) -> tuple[str, str]:
+    if not isinstance(plan, Plan):
+        raise ConfigError(f"plan is a {type(plan).__name__}; expected a plan of the planner, such as Plan.load gives")
+    if compress != "auto" or fuse != "auto":
+        raise ConfigError(f"plan says {plan.compress!r}, fuse={plan.fuse!r}; leave out compress= and fuse=")
+    return plan.compress, plan.fuse
+
+
+def _settings(target: Target, compress: str, fuse: str, quality: Quality) -> AutoSettings | None:
+    """What the autopilot may do; None where there is nothing to plan."""
+    quality = Budget(quality=quality).quality  # refuses what it does not know
+    if compress == "auto":
+        aware = bool(target.optimizers) and all(reads_ages(optimizer) for optimizer in target.optimizers)
+        specs, fusions = auto_specs(quality, reads_ages=aware), AUTO_FUSIONS if fuse == "auto" else (fuse,)
+        return AutoSettings(quality=quality, specs=specs, fusions=fusions, start=(DENSE, fuse))
+    if parse_fusion(fuse).needs_profile:
+        start = compress, fuse
+        return AutoSettings(quality=quality, specs=(DENSE, compress), fusions=(fuse,), start=start, fixed=True)
+    return None
+
+
+def _own_transport(target: Target, group: dist.ProcessGroup | None, timeout_s: float) -> Transport:
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            "torch.distributed is not initialised; call torch.distributed.init_process_group('gloo') (or 'nccl') first "
+            "and start the script with torchrun, on one machine for example 'torchrun --nproc-per-node 2 train.py'"
+        )
+    averaged = target.process_group if target.process_group is not None else group
+    ranks = None if averaged is None else dist.get_process_group_ranks(averaged)
+    # Where not all ranks are members the others do not come here, so only members may be waited for.
+    local = ranks is not None and len(ranks) < dist.get_world_size()
+    make = partial(dist.new_group, ranks, timedelta(seconds=timeout_s), use_local_synchronization=local)
+    first, *later = (make() for _ in range(_lanes(target.device)))
+    roll_call = make(backend="gloo") if dist.is_gloo_available() else None
+    return TorchDistTransport(first, roll_call, later, owned=True)
+
+
+def _lanes(device: torch.device) -> int:
+    """gloo's process groups work side by side; NCCL's must be used in the same order on all ranks."""
+    return GLOO_LANES if device.type == "cpu" and "gloo" in dist.get_backend() else 1
+
+
+def _check_same_everywhere(transport: Transport, config: int, device: torch.device) -> None:
+    """A different model or setting on one rank is found here, by name of the rank, not as a hang in the first step."""
+    mine = torch.tensor(list(config.to_bytes(8, "little")), dtype=torch.uint8, device=device)
+    gathered = transport.start(AllGather(mine), Tag()).wait()
+    words = [int.from_bytes(bytes(one.tolist()), "little") for one in gathered]
+    usual, count = Counter(words).most_common(1)[0]  # of equally common ones the first, which is rank 0's
+    for rank, word in enumerate(words):
+        if word != usual:
+            expected = f"{usual:016x} as on {count} of {len(words)} ranks"
+            raise DesyncError("model or setting", rank=rank, got=f"{word:016x}", expected=expected)
