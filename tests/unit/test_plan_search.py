@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thinwire.api  # noqa: F401  (fills the registry)
+from thinwire.comm.piggyback import flag_elems
 from thinwire.core import ConfigError, TensorSpec, make
 from thinwire.fusion import Curve, TensorProfile
 from thinwire.plan import (
@@ -27,6 +28,7 @@ from thinwire.plan import (
     network_of_link,
 )
 from thinwire.plan.collectives import Kind
+from thinwire.plan.messages import Asked
 from thinwire.plan.roofline import roofline
 from thinwire.plan.roofs import Roofs
 from thinwire.plan.search import best_fusion, error_limit
@@ -55,7 +57,7 @@ def model(noise: float | None = 4.0) -> ModelProfile:
 def codec(rounds: list[Kind], seconds_per_elem: float, error: float) -> CodecCost:
     line = Curve(((1.0, 1e-5), (1e6, 1e-5 + 1e6 * seconds_per_elem)))
     stages = (line,) * (len(rounds) + 1)
-    return CodecCost(tuple(((kind, 1 / len(rounds)),) for kind in rounds), {2: stages, 8: stages}, error)
+    return CodecCost(tuple((Asked(kind, 1 / len(rounds)),) for kind in rounds), {2: stages, 8: stages}, error)
 
 
 CODECS = {
@@ -187,8 +189,8 @@ def test_bytes_do_not_depend_on_the_fusion(fuse: str) -> None:
     price = pricer.price("int4", fuse)
     assert price.wire_bytes == pricer.price("int4", "auto").wire_bytes
     sent = sum(span.sent_bytes for span in price.simulated.spans if span.activity == "wire")
-    agreement = 3 * (1 + LAYERS + 1)
-    assert sent == pytest.approx(price.wire_bytes + agreement, rel=0.01, abs=100 * price.messages)
+    flags = 3 * flag_elems(LAYERS + 1, 0, 4)
+    assert sent == pytest.approx(price.wire_bytes + flags, rel=0.01, abs=150 * price.messages)
 
 
 def _varied(host: Curve | None = None) -> Pricer:
@@ -262,14 +264,14 @@ def test_crowded_machines_get_fewer_messages() -> None:
         assert len(crowded.group_plans("int4", fuse)) < len(alone.group_plans("int4", fuse))
 
 
-def test_the_agreement_rides_along_where_copying_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_are_piggybacked_where_copying_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``comm.merge`` decides, by what is reduced, not by what its ring sends."""
     pricer = Pricer(model(), network_of_link(FAST, 4), CODECS, CLUSTER)
     reduced_bytes = 4 * model().elems
     assert pricer.price("dense", "64MiB").messages == 1
-    monkeypatch.setattr("thinwire.plan.price.MOST_COPIED_BYTES", reduced_bytes)
+    monkeypatch.setattr("thinwire.comm.piggyback.MOST_COPIED_BYTES", reduced_bytes)
     assert pricer.price("dense", "64MiB").messages == 1
-    monkeypatch.setattr("thinwire.plan.price.MOST_COPIED_BYTES", reduced_bytes - 1)
+    monkeypatch.setattr("thinwire.comm.piggyback.MOST_COPIED_BYTES", reduced_bytes - 1)
     assert pricer.price("dense", "64MiB").messages == 2
 
 

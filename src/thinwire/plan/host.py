@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from thinwire.wrappers.host import OnHost
 from thinwire.core import Compressor, Step, TensorSpec, UnitSpec
 from thinwire.fusion import Curve
+from thinwire.wrappers.host import OnHost
 
 _SAMPLED_TENSORS = 6
 _REPEATS = 3

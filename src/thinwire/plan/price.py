@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from thinwire.comm import fit_lanes
-from thinwire.comm.piggyback import MOST_COPIED_BYTES, MOST_PIGGYBACKED_BYTES, flag_elems
+from thinwire.comm.piggyback import Kind, flag_elems
 from thinwire.compressors.dense import Dense
-from thinwire.wrappers.host import OnHost
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
 from thinwire.fusion import Curve, GroupCosts, ModelProfile, merge_costly, offload, parse_fusion, ssfusion
 from thinwire.fusion.groups import (
@@ -26,9 +25,10 @@ from thinwire.fusion.groups import (
 from thinwire.fusion.prepare import prepare, wire_bytes
 from thinwire.plan.cluster import Cluster
 from thinwire.plan.codecs import CodecCost
-from thinwire.plan.collectives import Kind
+from thinwire.plan.messages import Asked, merged_round
 from thinwire.plan.network import Network
 from thinwire.plan.step import GroupWork, Message, Simulated, simulate_groups
+from thinwire.wrappers.host import OnHost
 
 DENSE = "dense"
 _SAMPLED_SIZES = tuple(float(4**exponent) for exponent in range(4, 15))
@@ -64,6 +64,7 @@ class Pricer:
         measured: the profile, on whatever machine; its times are scaled to the cluster's cores.
         codecs: by spec; ``dense`` must be among them.
         host: seconds to select from a tensor of so many elements on the host (``host_curve``); for host offload only.
+        scalars: how many numbers of each rank travel with the flags of a step.
     """
 
     measured: ModelProfile
@@ -71,6 +72,7 @@ class Pricer:
     codecs: Mapping[str, CodecCost]
     cluster: Cluster
     host: Curve | None = None
+    scalars: int = 0
 
     def __post_init__(self) -> None:
         if DENSE not in self.codecs:
@@ -93,14 +95,13 @@ class Pricer:
 
     def price(self, spec: str, fuse: str) -> Price:
         """Simulate one step."""
-        compressor = self._prepared(spec)
-        groups = make_groups(self.group_plans(spec, fuse), self._tensors, compressor)
-        return self._price(spec, fuse, groups, self._works(spec, groups, flags=True))
+        groups = make_groups(self.group_plans(spec, fuse), self._tensors, self._prepared(spec))
+        return self._price(spec, fuse, groups, self.works(spec, groups))
 
     def price_ddp(self, groups: Groups) -> Price:
         """Simulate one step of stock ``DistributedDataParallel`` with these buckets: dense, and no flags at its end."""
         buckets = make_groups([GroupPlan(names_of(group)) for group in groups], self._tensors, self._prepared(DENSE))
-        return self._price(DENSE, "ddp", buckets, self._works(DENSE, buckets, flags=False))
+        return self._price(DENSE, "ddp", buckets, self.works(DENSE, buckets, flags=False))
 
     def group_plans(self, spec: str, fuse: str) -> list[GroupPlan]:
         """The groups that a fusion makes of this model with this compressor, for ``make_groups``.
@@ -124,7 +125,7 @@ class Pricer:
 
         def finish_s(groups: Groups) -> float:
             made = make_groups(plans_of(groups), self._tensors, compressor)
-            return self._simulate(made, self._works(spec, made, flags=True)).finish_s
+            return self._simulate(made, self.works(spec, made)).finish_s
 
         groups = planner.plan(fused, costs)
         # Where ranks have cores to spare, a message takes nothing from backward, and the planner's groups stand.
@@ -179,92 +180,64 @@ class Pricer:
         """The step in the words of the fusion planners: one encode time by elements, one message time by bytes."""
         cost, world_size = self.codecs[spec], self.cluster.world_size
         density = density_of(compressor) or 1.0
-        shares = [entry for one in cost.rounds for entry in one]
+        shares = [asked for one in cost.rounds for asked in one]
         return GroupCosts(
             encode=Curve(tuple((n, sum(cost.stage_s(n, world_size))) for n in _SAMPLED_SIZES)),
-            message=Curve(tuple((n, sum(self._message(k, s * n).wire_s for k, s in shares)) for n in _SAMPLED_SIZES)),
+            message=Curve(
+                tuple(
+                    (n, sum(self.network.message_s(one.kind, one.share * n) for one in shares)) for n in _SAMPLED_SIZES
+                )
+            ),
             density=density,
             bytes_per_elem=max(wire_bytes(fused.specs, compressor, world_size) / (fused.elems * density), 1e-3),
         )
 
-    def _works(self, spec: str, groups: Sequence[Group], *, flags: bool) -> list[GroupWork]:
+    def works(self, spec: str, groups: Sequence[Group], *, flags: bool = True) -> list[GroupWork]:
+        """What each group computes and sends.
+
+        Args:
+            flags: the last group carries those of the step.
+        """
         ready_s = {one.tensor: one.ready_s for one in self.profile.tensors}
+        count = flag_elems(len(self.profile.tensors), self.scalars, self.cluster.world_size)
         works: list[GroupWork] = []
         previous_s = 0.0
         for group in groups:
             previous_s = max(
                 previous_s, *(ready_s[tensor] for tensor in group.tensors)
             )  # it leaves after those before it
-            gathered_bytes = self._flag_bytes if flags and group is groups[-1] else None
-            works.append(self._work(spec, group, previous_s, gathered_bytes))
+            works.append(self._work(spec, group, previous_s, count if flags and group is groups[-1] else None))
         return works
 
-    def _work(self, spec: str, group: Group, ready_s: float, gathered_bytes: int | None) -> GroupWork:
-        """The units of a group run side by side: their stages add up, their messages of a round are merged by kind.
+    def _work(self, spec: str, group: Group, ready_s: float, flags: int | None) -> GroupWork:
+        """The units of a group run side by side: their stages add up, their requests of a round are merged.
 
         Args:
-            gathered_bytes: what else is gathered in the first round; None: nothing.
+            flags: how many travel with the first round; None: none do.
         """
         world_size = self.cluster.world_size
-        stages_s: list[float] = []
-        host_s = 0.0
-        rounds: list[dict[Kind, float]] = []
-        for unit in group.units:
-            cost = self.codecs[DENSE if isinstance(innermost(unit.compressor), Dense) else spec]
+        costs = [self.codecs[DENSE if isinstance(innermost(u.compressor), Dense) else spec] for u in group.units]
+        rounds: list[list[tuple[Asked, int]]] = [[] for _ in range(max(len(cost.rounds) for cost in costs))]
+        stages_s, host_s = [0.0] * (len(rounds) + 1), 0.0
+        for unit, cost in zip(group.units, costs, strict=True):
             sent_bytes = unit.compressor.wire_bytes(unit.spec, world_size)
-            rounds += [{} for _ in range(len(cost.rounds) - len(rounds))]
-            stages_s += [0.0] * (len(cost.rounds) + 1 - len(stages_s))
+            for asked, wanted in zip(rounds, cost.rounds, strict=False):
+                asked += [(one, one.nbytes(sent_bytes, world_size)) for one in wanted]
             for stage, seconds in enumerate(cost.stage_s(unit.spec.numel, world_size)):
                 if stage == 0 and isinstance(unit.compressor, OnHost) and self.host is not None:
                     host_s += sum(self.host(tensor.numel) for tensor in unit.spec.tensors)
                 else:
                     stages_s[stage] += seconds
-            for merged, entries in zip(rounds, cost.rounds, strict=False):
-                for kind, share in entries:
-                    merged[kind] = merged.get(kind, 0.0) + share * sent_bytes
         stages_s[0] = max(stages_s[0], host_s)  # the host's thread works beside this one
-        rounds = [_with_riders(merged, world_size) for merged in rounds]
-        if gathered_bytes is not None:
-            kind = _carrier(rounds[0], world_size)
-            rounds[0][kind] = rounds[0].get(kind, 0.0) + gathered_bytes
-        messages = tuple(tuple(self._message(kind, n) for kind, n in merged.items()) for merged in rounds)
+        merged = [merged_round(asked, world_size, None if index else flags) for index, asked in enumerate(rounds)]
+        messages = tuple(tuple(self._message(*message) for message in one) for one in merged)
         return GroupWork(ready_s, tuple(stages_s), messages)
-
-    @property
-    def _flag_bytes(self) -> int:
-        return (self.cluster.world_size - 1) * flag_elems(len(self.measured.tensors), 0, self.cluster.world_size)
 
     def _message(self, kind: Kind, sent_bytes: float) -> Message:
         network = self.network
         startup_s = network.message_s(kind, 0.0)
-        return Message(network.message_s(kind, sent_bytes), network.cpu_s(kind, sent_bytes), sent_bytes, startup_s)
-
-
-def _carrier(messages: Mapping[Kind, float], world_size: int) -> Kind:
-    """What the agreement of the ranks travels with, as in ``comm.merge``.
-
-    Args:
-        messages: sent bytes by kind.
-    """
-    if messages.get("all_to_all") and not messages.get("all_gather"):
-        return "all_to_all"
-    return "all_reduce" if 0 < _reduced_bytes(messages, world_size) <= MOST_COPIED_BYTES else "all_gather"
-
-
-def _with_riders(messages: Mapping[Kind, float], world_size: int) -> dict[Kind, float]:
-    """Short sums as part of an all-to-all, as in ``comm.piggyback``."""
-    reduced_bytes = _reduced_bytes(messages, world_size)
-    if not messages.get("all_to_all") or not 0 < world_size * reduced_bytes <= MOST_PIGGYBACKED_BYTES:
-        return dict(messages)
-    merged = dict(messages)
-    del merged["all_reduce"]
-    merged["all_to_all"] += (world_size - 1) * reduced_bytes
-    return merged
-
-
-def _reduced_bytes(messages: Mapping[Kind, float], world_size: int) -> float:
-    """Of what a ring sends nearly twice."""
-    return messages.get("all_reduce", 0.0) * world_size / max(2 * (world_size - 1), 1)
+        wire_s, cpu_s = network.message_s(kind, sent_bytes), network.cpu_s(kind, sent_bytes)
+        return Message(wire_s, cpu_s, sent_bytes, startup_s, kind)
 
 
 def memory_bytes(tensors: Sequence[TensorSpec], compressor: Compressor) -> int:
