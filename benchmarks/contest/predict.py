@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from thinwire.core import TensorSpec
 from thinwire.demo.settings import Contestant
-from thinwire.engine.measuring import codec_costs
+from thinwire.autopilot.measure import codec_costs
 from thinwire.fusion import Groups
 from thinwire.plan import Plan, Pricer
 

@@ -11,7 +11,7 @@ from benchmarks.step.interleaved import CLOSE, warmup_steps
 
 from thinwire.core import TensorSpec
 from thinwire.demo.settings import Contestant
-from thinwire.engine.autopilot import planned_after
+from thinwire.autopilot.controller import planned_after
 from thinwire.fusion.prepare import prepare, wire_bytes
 from thinwire.plan.price import DENSE
 
