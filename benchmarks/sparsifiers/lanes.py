@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.comm import simulate
 from thinwire.compressors.dgc import DGC
-from thinwire.core import Compressor, State, Step, TensorSpec, UnitSpec, make
+from thinwire.core import Compressor, State, Step, TensorSpec, UnitSpec, make, residual_key
 from thinwire.fusion.groups import make_group
 from thinwire.fusion.prepare import prepare
 from thinwire.wrappers import with_feedback
@@ -94,7 +94,8 @@ def _exchange(lane: Lane, states: list[State], sample: Sample, outcome: Outcome)
     results = simulate(exchanges, sent=sent)
     outcome.sent_bytes += sent[0]
     outcome.means.update(_by_name(lane, results[0].mean))
-    left = [result.state.get("residual", result.residual) for result in results]
+    key = residual_key(lane.compressor.layout())
+    left = [result.residual if key is None else result.state[key] for result in results]
     for mine, rest in zip(offered, left, strict=True):
         if rest is not None:
             outcome.offered_energy += float(mine.double().square().sum())
@@ -110,7 +111,8 @@ def _offered(compressor: Compressor, x: Tensor, state: State) -> Tensor:
     if isinstance(inner, DGC):
         velocity = state["velocity"].masked_fill(state["sent"], 0.0)
         return x + state["residual"] + inner.momentum * velocity
-    return x + state["residual"] if "residual" in state else x.clone()
+    key = residual_key(compressor.layout())
+    return x.clone() if key is None else x + state[key]
 
 
 def _flat(lane: Lane, values: dict[str, Tensor]) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from contract.menagerie import BY_NAME, MENAGERIE, Specimen
 from contract.world import Round, World, run_unit
-from thinwire.core import AllGather, Compressor, State, UnitSpec, make
+from thinwire import kernels
+from thinwire.core import AllGather, Compressor, Role, State, Step, UnitSpec, make, residual_key
 from thinwire.wrappers.routing import Route
 
 WORLD_SIZES = (1, 2, 3, 4)
@@ -48,7 +49,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def agreement(compressor: Compressor) -> None:
     """``mean`` is flat fp32, finite, and bit-identical on all ranks; so is state that is declared replicated."""
-    replicated = [key for key, layout in compressor.layout().items() if layout.replicated]
+    replicated = [key for key, layout in compressor.layout().items() if layout.role is Role.REPLICATED]
     for specimen, world_size, done in _rounds(compressor):
         where = f"{specimen.name}, {world_size} ranks"
         first = done.results[0]
@@ -62,8 +63,9 @@ def agreement(compressor: Compressor) -> None:
 
 def conservation(compressor: Compressor) -> None:
     """The mean over ranks of what went in minus what was kept is the mean that came out, for every tensor."""
+    key = residual_key(compressor.layout())
     for specimen, world_size, done in _rounds(compressor):
-        given, kept = (torch.stack([part(done, rank) for rank in range(world_size)]) for part in (_given, _kept))
+        given, kept = (torch.stack([part(done, rank, key) for rank in range(world_size)]) for part in (_given, _kept))
         off = (given - kept).mean(dim=0) - done.results[0].mean.double()
         magnitudes = given.abs() + kept.abs()
         sizes = specimen.unit.sizes
@@ -73,15 +75,15 @@ def conservation(compressor: Compressor) -> None:
             assert worst <= bound, f"{specimen.name}, {world_size} ranks: off by {worst:g}, allowed {bound:g}"
 
 
-def _given(done: Round, rank: int) -> Tensor:
+def _given(done: Round, rank: int, key: str | None) -> Tensor:
     """What the rank had to send: its gradient (or the velocity that replaces it) and what it kept from before."""
     given = done.results[rank].state.get("velocity", done.inputs[rank]).double()
-    return given + done.before_copies[rank]["residual"].double() if "residual" in done.before[rank] else given
+    return given if key is None else given + done.before_copies[rank][key].double()
 
 
-def _kept(done: Round, rank: int) -> Tensor:
+def _kept(done: Round, rank: int, key: str | None) -> Tensor:
     result = done.results[rank]
-    kept = result.state.get("residual", torch.zeros_like(result.mean)).double()
+    kept = (torch.zeros_like(result.mean) if key is None else result.state[key]).double()
     return kept if result.residual is None else kept + result.residual.double()
 
 
@@ -105,6 +107,35 @@ def rounds_as_declared(compressor: Compressor) -> None:
         for request in (one for asked in done.asked for one in asked):
             assert request.partition is None, where
             assert not (isinstance(request, AllGather) and request.varying), where
+
+
+def not_finite_aborts(compressor: Compressor) -> None:
+    """A NaN or an infinity in any tensor is told before the first round, and nothing finite is.
+
+    Who drives an exchange checks the gradient first, unless the compressor promises to: then it must do so itself.
+    """
+    for specimen in MENAGERIE:
+        assert not _told(compressor, specimen, specimen.gradient(1, STEPS)), f"{specimen.name} is finite"
+    specimen = BY_NAME["unlike"]
+    offsets, sizes = specimen.unit.offsets, specimen.unit.sizes
+    for first, size in ((first, size) for first, size in zip(offsets, sizes, strict=False) if size):
+        for poison in (torch.nan, torch.inf, -torch.inf):
+            gradient = specimen.gradient(1, STEPS)
+            gradient[first + size // 2] = poison
+            assert _told(compressor, specimen, gradient), f"{poison} in the tensor at {first}"
+
+
+def _told(compressor: Compressor, specimen: Specimen, gradient: Tensor) -> bool:
+    """Whether the step is to be skipped, as far as rank 1 of two knows when it has asked for its first round."""
+    if not compressor.checks_finite and not kernels.all_finite(gradient):
+        return True
+    told: list[bool] = []
+    step = Step(STEPS, specimen.unit, 1, 2, on_not_finite=lambda: told.append(True))
+    state = history(compressor, specimen.name, 2)[-1].results[1].state
+    exchange = compressor.exchange(gradient, state, step)
+    next(exchange, None)
+    exchange.close()
+    return bool(told)
 
 
 def contraction(compressor: Compressor) -> None:
@@ -143,6 +174,9 @@ def mean_is_nobody_elses(compressor: Compressor) -> None:
 def state_layout(compressor: Compressor) -> None:
     """``layout`` covers exactly the state, and the state of a unit is the joined state of its tensors."""
     layout = compressor.layout()
+    residuals = [one for one in layout.values() if one.role is Role.RESIDUAL]
+    assert len(residuals) <= 1, "what waits is in one place"
+    assert all(one.elementwise for one in residuals), "a residual is a gradient that waits"
     for specimen in MENAGERIE:
         unit = specimen.unit
         initial, later = compressor.init(unit), history(compressor, specimen.name, 2)[-1].results[0].state
@@ -239,6 +273,7 @@ LAWS: tuple[Law, ...] = (
     conservation,
     bytes_as_declared,
     rounds_as_declared,
+    not_finite_aborts,
     contraction,
     old_state_survives,
     mean_is_nobody_elses,

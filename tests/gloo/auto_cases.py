@@ -16,21 +16,20 @@ from torch import Tensor, nn
 import thinwire
 from gloo.support import Cases, Rank, close, digest, seeded, sgd, wrap
 from thinwire.comm import Pending, Tag, Throttled, TorchDistTransport, Transport
-from thinwire.comm.job import FIRST_RESERVED_GROUP
 from thinwire.core import AllToAll, Request
-from thinwire.engine import autopilot, bookkeeping
-from thinwire.engine.autopilot import (
+from thinwire.autopilot import controller, errors
+from thinwire.autopilot.controller import (
     FEWEST_DENSE_STEPS,
-    FEWEST_QUIET_STEPS,
+    FEWEST_ISOLATED_STEPS,
+    ISOLATED_STEPS,
     PLANNING_STEPS,
-    QUIET_STEPS,
     WARMUP_STEPS,
 )
 from thinwire.plan import Link, network_of_link, search
 from thinwire.plan.quality import MODEL
 from thinwire.plan.watch import SETTLE_STEPS, TRIAL_STEPS
 
-autopilot.TIMED_S = float("inf")  # always as many steps as can be, however slow the machine is today
+controller.TIMED_S = float("inf")  # always as many steps as can be, however slow the machine is today
 CASES = Cases()
 SLOW_BITS_PER_S = 40e6
 SIDE = 96
@@ -79,7 +78,7 @@ class Noting:
         self.began_s: list[float] = []
 
     def start(self, request: Request, tag: Tag) -> Pending:
-        if tag.group < FIRST_RESERVED_GROUP:
+        if tag.channel:
             self.began_s.append(time.perf_counter())
         return self.inner.start(request, tag)
 
@@ -103,12 +102,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: Rank, steps:
 @contextmanager
 def claimed_link(bits_per_s: float) -> Iterator[None]:
     """The network is not measured but taken for this one."""
-    measured = autopilot.session_network
-    autopilot.session_network = lambda session, tensors: network_of_link(Link(bits_per_s, 1e-5), 2)  # type: ignore[assignment]
+    measured = controller.link_network
+    controller.link_network = lambda link, tensors: network_of_link(Link(bits_per_s, 1e-5), 2)  # type: ignore[assignment]
     try:
         yield
     finally:
-        autopilot.session_network = measured
+        controller.link_network = measured
 
 
 @CASES.both
@@ -157,9 +156,9 @@ def plans_sooner_where_steps_are_long(rank: Rank, engine: str) -> object:
     """Rank 0 says when enough was timed, and all ranks plan at the same step."""
     model = wrap(engine, seeded(Wide))
     optimizer = sgd(model)
-    fewest = WARMUP_STEPS + FEWEST_DENSE_STEPS + FEWEST_QUIET_STEPS
+    fewest = WARMUP_STEPS + FEWEST_DENSE_STEPS + FEWEST_ISOLATED_STEPS
     enough_s = 0.0 if rank.index == 0 else float("inf")
-    with patch.object(autopilot, "TIMED_S", enough_s), claimed_link(1e6), thinwire.attach(model, optimizer) as wire:
+    with patch.object(controller, "TIMED_S", enough_s), claimed_link(1e6), thinwire.attach(model, optimizer) as wire:
         train(model, optimizer, rank, range(fewest - 1))
         assert wire.plan is None
         train(model, optimizer, rank, [fewest - 1])
@@ -174,7 +173,7 @@ def measures_a_network_that_holds_only_once(rank: Rank, engine: str) -> object:
     optimizer = sgd(model)
     link = Throttled(plain_transport(), SLOW_BITS_PER_S)
     with (
-        patch.object(autopilot, "session_network", wraps=autopilot.session_network) as measured,
+        patch.object(controller, "link_network", wraps=controller.link_network) as measured,
         thinwire.attach(model, optimizer, transport=link) as wire,
     ):
         train(model, optimizer, rank, range(PLANNING_STEPS + SETTLE_STEPS + TRIAL_STEPS + 2))
@@ -193,14 +192,14 @@ def measures_a_network_that_holds_only_once(rank: Rank, engine: str) -> object:
 
 @CASES.both
 def exchanges_nothing_while_a_rank_is_timed(rank: Rank, engine: str) -> object:
-    """In quiet steps a rank that is done waits: where ranks share cores, its exchange would slow the others down."""
+    """In isolated steps a rank that is done waits: where ranks share cores, its exchange would slow the others down."""
     model = wrap(engine, seeded(Wide))
     optimizer = sgd(model)
     link = Noting(plain_transport())
     mine: list[tuple[float, float]] = []
     with thinwire.attach(model, optimizer, transport=link):
-        train(model, optimizer, rank, range(PLANNING_STEPS - QUIET_STEPS))
-        for index in range(QUIET_STEPS):
+        train(model, optimizer, rank, range(PLANNING_STEPS - ISOLATED_STEPS))
+        for index in range(ISOLATED_STEPS):
             optimizer.zero_grad()
             loss = model(draw(rank.index, index, 4, 24)).square().mean()
             time.sleep(0.05 * rank.index)
@@ -251,7 +250,7 @@ def falls_back_to_dense_and_loses_nothing(rank: Rank, engine: str) -> object:
     model = wrap(engine, Fixed())
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     chosen: list[str] = []
-    steps = PLANNING_STEPS + SETTLE_STEPS + TRIAL_STEPS + QUIET_STEPS + 3
+    steps = PLANNING_STEPS + SETTLE_STEPS + TRIAL_STEPS + ISOLATED_STEPS + 3
     with claimed_link(1e6), thinwire.attach(model, optimizer, transport=SlowScatter(plain_transport())) as wire:
         for index in range(steps):
             optimizer.zero_grad()
@@ -279,7 +278,7 @@ def leaves_what_comes_to_lose_too_much(rank: Rank, engine: str) -> object:
         model(draw(rank.index, index, SIDE, SIDE)).backward()
         optimizer.step()
 
-    with patch.object(bookkeeping, "EVERY_STEPS", 2), claimed_link(1e6), thinwire.attach(model, optimizer) as wire:
+    with patch.object(errors, "EVERY_STEPS", 2), claimed_link(1e6), thinwire.attach(model, optimizer) as wire:
         assert wire.ledger is not None
         for index in range(PLANNING_STEPS + 10):
             step(index)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import thinwire
 from gloo.support import Cases, EngineCase, Rank, close, loss_of, mean_gradients, seeded, wrap
-from thinwire.comm import Scheduler
+from thinwire.comm import Link
 from thinwire.core import AllGather, Request
 from thinwire.core.memory import IDLE_STEPS, SMALL_BYTES
 
@@ -59,21 +59,20 @@ class NewBuffers(TorchDispatchMode):
 
 
 @contextmanager
-def _watched(scheduler: Scheduler) -> Iterator[list[str]]:
+def _watched(link: Link) -> Iterator[list[str]]:
     """Watches the communication threads: modes belong to a thread, so each must enter and leave by itself."""
-    modes = [NewBuffers() for _ in range(1 + scheduler.transport.lanes)]
+    modes = [NewBuffers() for _ in range(1 + link.transport.lanes)]
     found: list[str] = []
 
     def visit(function: str, *args: Any) -> None:
         def in_every_thread() -> Generator[tuple[Request, ...], Any, Any]:
             """In lanes, what comes after round r runs in the thread of lane r; without them one thread does it all."""
-            for mode in modes if scheduler.in_lanes else modes[:1]:
+            for mode in modes if link.rounds_in_lanes else modes[:1]:
                 getattr(mode, function)(*args)
-                if mode is not modes[-1] and scheduler.in_lanes:
+                if mode is not modes[-1] and link.rounds_in_lanes:
                     yield (AllGather(torch.zeros(1, dtype=torch.uint8)),)
 
-        scheduler.submit(in_every_thread, lambda _: None, step=0, group=0)
-        scheduler.flush().wait()
+        link.run(in_every_thread())
 
     visit("__enter__")
     yield found
@@ -88,7 +87,7 @@ def _allocation_case(compress: str) -> EngineCase:
         with thinwire.attach(model, optimizer, compress=compress) as wire:
             for step in range(WARMUP_STEPS):
                 _step(model, optimizer, rank, step)
-            with _watched(wire._session.scheduler) as found:
+            with _watched(wire._link) as found:
                 for step in range(WARMUP_STEPS, WARMUP_STEPS + STEPS):
                     _step(model, optimizer, rank, step)
             assert len(found) <= RARE, f"{len(found)} in {STEPS} steps, for example {found[:4]}"
@@ -111,7 +110,7 @@ for _compress in ("dense", "bf16", "int4", "int8", "topk(density=0.05)"):
 def the_watch_notices_buffers(rank: Rank, engine: str) -> None:
     """The test above can fail: a method that is not worth the care makes buffers, and is seen."""
     model = wrap(engine, seeded(Wide))
-    with thinwire.attach(model, compress="sign") as wire, _watched(wire._session.scheduler) as found:
+    with thinwire.attach(model, compress="sign") as wire, _watched(wire._link) as found:
         loss_of(model, rank.index, 0).backward()
     assert found
 
@@ -144,7 +143,7 @@ def a_thousand_steps_do_not_grow(rank: Rank, engine: str) -> None:
     with thinwire.attach(model, optimizer, compress="int4") as wire:
         for step in range(2 * IDLE_STEPS + 1):
             _step(model, optimizer, rank, step)
-        pool = wire._session.scheduler.pool
+        pool = wire._link.pool
         before = pool.made, pool.held_bytes
         resident = _resident_bytes()
         for step in range(1000):

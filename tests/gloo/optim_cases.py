@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import thinwire
 from gloo.support import Cases, Net, Rank, digest, loss_of, seeded, train, wrap
-from thinwire.engine.received import wire_of
+from thinwire.engine.ages import wire_of
 from thinwire.optim import SGD, AdamW
 
 CASES = Cases()

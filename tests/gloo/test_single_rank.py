@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import thinwire
 from gloo.support import ENGINES, Net, close, loss_of, mean_gradients, seeded, sgd, specs, train, wrap
-from thinwire.engine.autopilot import PLANNING_STEPS
+from thinwire.autopilot.controller import PLANNING_STEPS
 from thinwire.observe.events import read_events
 from thinwire.plan.online import alone
 
@@ -127,9 +127,25 @@ def test_an_interrupted_backward_pass_is_explained(single_rank_group: None) -> N
         with pytest.raises(KeyError):
             last(fail_in_backward(first(torch.ones(1, 3)))).sum().backward()
         with pytest.raises(thinwire.ConfigError, match=r"interrupted by an error, detach\(\) and attach\(\) again"):
-            model(torch.ones(1, 3)).sum().backward()
+            last(first(torch.ones(1, 3))).sum().backward()
     with thinwire.attach(model):
         model(torch.ones(1, 3)).sum().backward()
+
+
+def test_a_forward_after_an_interrupted_backward_pass_goes_on(single_rank_group: None) -> None:
+    """What the interrupted pass had begun is aborted: its step counts as skipped, and the next one is as ever."""
+    first, last = nn.Linear(3, 3), nn.Linear(3, 3)
+    model = nn.Sequential(first, last)
+    with thinwire.attach(model) as wire:
+        with pytest.raises(KeyError):
+            last(fail_in_backward(first(torch.ones(1, 3)))).sum().backward()
+        model.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        assert (wire.stats().steps, wire.stats().skipped_steps) == (2, 1)
+    gradients = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    model(torch.ones(1, 3)).sum().backward()
+    assert all(torch.equal(one, p.grad) for one, p in zip(gradients, model.parameters(), strict=True))
 
 
 def test_events_are_recorded(single_rank_group: None, tmp_path: Path) -> None:
@@ -137,6 +153,7 @@ def test_events_are_recorded(single_rank_group: None, tmp_path: Path) -> None:
     with thinwire.attach(model, events=str(tmp_path)):
         for _ in range(PLANNING_STEPS):
             loss_of(model, 0, 0).backward()
+        loss_of(model, 0, 0)  # without an optimizer the next forward plans
     events = list(read_events(tmp_path / "rank0.jsonl"))
     assert [event["kind"] for event in events].count("step") == PLANNING_STEPS
     (plan,) = [event for event in events if event["kind"] == "plan"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from thinwire.engine.autopilot import PLANNING_STEPS
+from thinwire.autopilot.controller import PLANNING_STEPS
 from thinwire.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(100)]

@@ -1,4 +1,4 @@
-"""Tensor lists of published architectures, and the timings that SAFusion's authors published for one cluster.
+"""Tensor lists of published architectures, the timings that SAFusion's authors published for one cluster, and a step of them.
 
 Ready times are proportional to tensor sizes, in reverse order of registration: the authors give backward times per model
 only and divide them in the same way.
@@ -6,10 +6,13 @@ only and divide them in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from thinwire.core import TensorSpec
-from thinwire.fusion import Curve, Profile, TensorProfile
+from thinwire.fusion import Curve, GroupCosts, GroupPlan, Groups, ModelProfile, TensorProfile
+from thinwire.plan import Cluster, GroupWork, Message, Simulated, simulate_groups
 
 Shapes = list[tuple[int, ...]]
 
@@ -90,10 +93,59 @@ def bert_base() -> Shapes:
 MODELS = {"resnet152": resnet152, "vgg19": vgg19, "bert_base": bert_base}
 
 
-def published_profile(model: str, density: float) -> Profile:
+@dataclass(frozen=True)
+class Case:
+    """What a fusion planner is given."""
+
+    profile: ModelProfile
+    costs: GroupCosts
+
+    def simulated(self, groups: Groups) -> Simulated:
+        """The step with one message per group."""
+        works = [self._work(group, self.costs.encode_s(group), self.costs.message_s(group)) for group in groups]
+        return simulate_groups(works, self.profile.backward_s, Cluster(world_size=2, cores=8))
+
+    def simulated_parts(self, plans: Sequence[GroupPlan]) -> Simulated:
+        """The step with two messages per group where part of it stays dense."""
+        known, works = {tensor.fqn: tensor for tensor in self.profile.specs}, []
+        for plan in plans:
+            dense = tuple(known[name] for name in plan.names if name in plan.dense)
+            sparse = tuple(known[name] for name in plan.names if name not in plan.dense)
+            if dense:
+                works.append(self._work(dense, 0.0, self.costs.message(4 * sum(tensor.numel for tensor in dense))))
+            if sparse:
+                payload = (plan.density or 1.0) * sum(tensor.numel for tensor in sparse) * self.costs.bytes_per_elem
+                works.append(self._work(sparse, self.costs.encode_s(sparse), self.costs.message(payload)))
+        return simulate_groups(works, self.profile.backward_s, Cluster(world_size=2, cores=8))
+
+    def finish_s(self, groups: Groups) -> float:
+        return self.simulated(groups).finish_s
+
+    def _work(self, group: Sequence[TensorSpec], encode_s: float, message_s: float) -> GroupWork:
+        ready_s = {one.tensor.fqn: one.ready_s for one in self.profile.tensors}
+        return GroupWork(max(ready_s[tensor.fqn] for tensor in group), (encode_s, 0.0), ((Message(message_s),),))
+
+
+def case(
+    sizes: Sequence[int],
+    ready_s: Sequence[float],
+    encode: Curve,
+    message: Curve,
+    density: float = 1.0,
+    bytes_per_elem: float = 4.0,
+) -> Case:
+    """Tensors t0, t1, ... whose last gradient ends backward."""
+    pairs = enumerate(zip(sizes, ready_s, strict=True))
+    tensors = tuple(TensorProfile(TensorSpec(f"t{i}", (size,)), at_s) for i, (size, at_s) in pairs)
+    profile = ModelProfile(tensors=tensors, backward_s=max(ready_s, default=0.0))
+    return Case(profile, GroupCosts(encode, message, density, bytes_per_elem))
+
+
+def published(model: str, density: float) -> Case:
     """The model with its published backward time and the published curves; top-k with 4-byte values and indices."""
     tensors = [TensorSpec(f"t{index}", shape) for index, shape in enumerate(MODELS[model]())][::-1]
     done = list(accumulate(tensor.numel for tensor in tensors))
     ready_s = [BACKWARD_S[model] * elems / done[-1] for elems in done]
     members = tuple(TensorProfile(tensor, at) for tensor, at in zip(tensors, ready_s, strict=True))
-    return Profile(members, ENCODE, MESSAGE, density=density, bytes_per_elem=8.0)
+    profile = ModelProfile(tensors=members, backward_s=members[-1].ready_s)
+    return Case(profile, GroupCosts(ENCODE, MESSAGE, density=density, bytes_per_elem=8.0))

@@ -8,22 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.fusion_models import MODELS, published_profile
-from thinwire.core import TensorSpec
+from sim.fusion_models import MODELS, Case, case, published
 from thinwire.fusion import (
     Curve,
+    GroupPlan,
     Groups,
-    Profile,
-    TensorProfile,
+    ModelProfile,
     groups_of_counts,
     offload,
     optimal_groups,
     parse_fusion,
     safusion_groups,
-    simulate_split_step,
-    simulate_step,
     ssfusion,
-    tensor_counts,
 )
 
 PLANNERS = ("none", "auto", "3kB", "safusion", "ssfusion", "optimal")
@@ -35,41 +31,46 @@ members = st.tuples(st.sampled_from([0, 1, 10, 100, 1000, 5000, 30_000]), second
 
 
 @st.composite
-def profiles(draw: st.DrawFn, max_tensors: int = 30) -> Profile:
+def cases(draw: st.DrawFn, max_tensors: int = 30) -> Case:
     sizes_and_gaps = draw(st.lists(members, min_size=0, max_size=max_tensors))
-    ready = accumulate(gap for _, gap in sizes_and_gaps)
-    tensors = tuple(
-        TensorProfile(TensorSpec(f"t{i}", (size,)), at)
-        for i, ((size, _), at) in enumerate(zip(sizes_and_gaps, ready, strict=True))
-    )
+    ready_s = list(accumulate(gap for _, gap in sizes_and_gaps))
     density = draw(st.sampled_from([1.0, 0.5, 0.1, 0.01]))
-    return Profile(tensors, draw(curves), draw(curves), density, draw(st.sampled_from([4.0, 8.0, 0.53])))
+    sizes, per_elem = [size for size, _ in sizes_and_gaps], draw(st.sampled_from([4.0, 8.0, 0.53]))
+    return case(sizes, ready_s, draw(curves), draw(curves), density, per_elem)
 
 
-@given(profile=profiles(), text=st.sampled_from(PLANNERS))
-def test_every_tensor_is_in_exactly_one_group_and_the_order_is_kept(profile: Profile, text: str) -> None:
-    groups = parse_fusion(text).plan(profile)
-    assert tuple(tensor for group in groups for tensor in group) == profile.specs
+def _planned(one: Case, text: str) -> Groups:
+    return parse_fusion(text).plan(one.profile, one.costs)
+
+
+def _optimal_s(one: Case) -> float:
+    return one.finish_s(optimal_groups(one.profile, one.costs))
+
+
+@given(one=cases(), text=st.sampled_from(PLANNERS))
+def test_every_tensor_is_in_exactly_one_group_and_the_order_is_kept(one: Case, text: str) -> None:
+    groups, specs = _planned(one, text), one.profile.specs
+    assert tuple(tensor for group in groups for tensor in group) == specs
     assert all(groups)
-    assert groups_of_counts(profile.specs, tensor_counts(groups)) == groups
+    assert groups_of_counts(specs, [len(group) for group in groups]) == groups
 
 
-@given(profile=profiles(), text=st.sampled_from(PLANNERS))
-def test_the_same_profile_gives_the_same_plan(profile: Profile, text: str) -> None:
-    """Also after a trip through JSON, which is how other ranks and a checkpoint see it."""
-    assert parse_fusion(text).plan(profile) == parse_fusion(text).plan(Profile.from_json(profile.to_json()))
+@given(one=cases(), text=st.sampled_from(PLANNERS))
+def test_the_same_profile_gives_the_same_plan(one: Case, text: str) -> None:
+    """Also after a trip through JSON, which is how a saved profile comes back."""
+    again = Case(ModelProfile.from_json(one.profile.to_json()), one.costs)
+    assert _planned(one, text) == _planned(again, text)
 
 
-@given(profile=profiles(), text=st.sampled_from(PLANNERS))
-def test_no_planner_beats_optimal(profile: Profile, text: str) -> None:
-    best_s = simulate_step(profile, optimal_groups(profile)).finish_s
-    assert best_s <= simulate_step(profile, parse_fusion(text).plan(profile)).finish_s * (1 + 1e-9)
+@given(one=cases(), text=st.sampled_from(PLANNERS))
+def test_no_planner_beats_optimal(one: Case, text: str) -> None:
+    assert _optimal_s(one) <= one.finish_s(_planned(one, text)) * (1 + 1e-9)
 
 
-@given(profile=profiles(max_tensors=8))
-def test_optimal_is_the_best_of_all_contiguous_groupings(profile: Profile) -> None:
-    best_s = min(simulate_step(profile, groups).finish_s for groups in _all_groupings(profile))
-    assert simulate_step(profile, optimal_groups(profile)).finish_s == pytest.approx(best_s, rel=1e-9)
+@given(one=cases(max_tensors=8))
+def test_optimal_is_the_best_of_all_contiguous_groupings(one: Case) -> None:
+    best_s = min(one.finish_s(groups) for groups in _all_groupings(one.profile))
+    assert _optimal_s(one) == pytest.approx(best_s, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -87,15 +88,12 @@ def test_optimal_keeps_an_early_encoder_where_encoding_is_the_bottleneck(
     message_points: list[tuple[float, float]],
 ) -> None:
     """Found by search: here the plan whose wire is free first is the wrong one to continue."""
-    tensors = [
-        TensorProfile(TensorSpec(f"t{i}", (s,)), at) for i, (s, at) in enumerate(zip(sizes, ready_s, strict=True))
-    ]
-    profile = Profile(tuple(tensors), Curve(tuple(encode_points)), Curve(tuple(message_points)))
-    best_s = min(simulate_step(profile, groups).finish_s for groups in _all_groupings(profile))
-    assert simulate_step(profile, optimal_groups(profile)).finish_s == pytest.approx(best_s, rel=1e-9)
+    one = case(sizes, ready_s, Curve(tuple(encode_points)), Curve(tuple(message_points)))
+    best_s = min(one.finish_s(groups) for groups in _all_groupings(one.profile))
+    assert _optimal_s(one) == pytest.approx(best_s, rel=1e-9)
 
 
-def _all_groupings(profile: Profile) -> list[Groups]:
+def _all_groupings(profile: ModelProfile) -> list[Groups]:
     if not profile.specs:
         return [[]]
     groupings = []
@@ -105,59 +103,76 @@ def _all_groupings(profile: Profile) -> list[Groups]:
     return groupings
 
 
-@given(profile=profiles(), count=st.integers(1, 12))
-def test_ssfusion_sends_its_budget_exactly(profile: Profile, count: int) -> None:
-    for group in ssfusion(profile, count):
-        total = sum(tensor.numel for tensor in group.tensors)
-        dense = sum(tensor.numel for tensor in group.dense)
-        assert {*group.dense, *group.sparse} == set(group.tensors)
-        assert dense + group.sparse_elems == pytest.approx(profile.density * total)
-        assert dense == 0 or dense < profile.density * total
-        assert 0 < group.density <= profile.density
+def _parts(one: Case, plan: GroupPlan) -> tuple[list[int], list[int]]:
+    """Sizes of the dense tensors and of the others."""
+    sizes = {tensor.fqn: tensor.numel for tensor in one.profile.specs}
+    dense = [sizes[name] for name in plan.dense]
+    return dense, [sizes[name] for name in plan.names if name not in plan.dense]
 
 
-@given(profile=profiles(), count=st.integers(1, 12))
-def test_no_feasible_cut_is_cheaper_than_the_chosen_one(profile: Profile, count: int) -> None:
-    def cost_s(tensors: tuple[TensorSpec, ...], theta: int) -> float:
-        selected = [t.numel for t in tensors if t.numel > theta]
-        payload_bytes = 4.0 * sum(t.numel for t in tensors if t.numel <= theta)
-        payload_bytes += sum(profile.bytes_per_elem * max(1, int(profile.density * numel)) for numel in selected)
-        return sum(map(profile.encode, selected)) + profile.message(payload_bytes)
-
-    for group in ssfusion(profile, count):
-        budget = profile.density * sum(tensor.numel for tensor in group.tensors)
-        for theta in {tensor.numel for tensor in group.tensors}:
-            if sum(tensor.numel for tensor in group.tensors if tensor.numel <= theta) < budget:
-                assert cost_s(group.tensors, group.theta_elems) <= cost_s(group.tensors, theta)
-
-
-@given(profile=profiles(), text=st.sampled_from(PLANNERS))
-def test_nothing_in_a_timeline_happens_too_early_or_twice_at_once(profile: Profile, text: str) -> None:
-    timelines = [
-        simulate_step(profile, parse_fusion(text).plan(profile)),
-        simulate_split_step(profile, ssfusion(profile, 5)),
-    ]
-    for timeline in timelines:
-        encoder_free_s = wire_free_s = 0.0
-        for sent in timeline.messages:
-            assert sent.encode_start_s >= max(sent.ready_s, encoder_free_s)
-            assert sent.message_start_s >= max(sent.encode_end_s, wire_free_s)
-            encoder_free_s, wire_free_s = sent.encode_end_s, sent.message_end_s
-        assert timeline.exposed_s >= 0
-        assert sum(sent.tensor_count for sent in timeline.messages) == len(profile.tensors)
+@given(one=cases(), count=st.integers(1, 12))
+def test_ssfusion_sends_its_budget_exactly(one: Case, count: int) -> None:
+    for plan in ssfusion(one.profile, one.costs, count):
+        dense, sparse = _parts(one, plan)
+        assert len(dense) + len(sparse) == len(plan.names)
+        if plan.density is None:
+            assert not sparse
+            assert sum(dense) == 0, "only what is empty needs no density"
+            continue
+        budget = one.costs.density * (sum(dense) + sum(sparse))
+        assert sum(dense) + plan.density * sum(sparse) == pytest.approx(budget)
+        assert sum(dense) == 0 or sum(dense) < budget
+        assert 0 < plan.density <= one.costs.density
 
 
-@given(profile=profiles(), host=curves)
-def test_offload_picks_tensors_of_its_group_in_order(profile: Profile, host: Curve) -> None:
-    groups = safusion_groups(profile)
-    for group, chosen in zip(groups, offload(profile, groups, host), strict=True):
+@given(one=cases(), count=st.integers(1, 12))
+def test_no_feasible_cut_is_cheaper_than_the_chosen_one(one: Case, count: int) -> None:
+    costs = one.costs
+
+    def cost_s(sizes: list[int], theta: int) -> float:
+        selected = [size for size in sizes if size > theta]
+        payload_bytes = 4.0 * sum(size for size in sizes if size <= theta)
+        payload_bytes += sum(costs.bytes_per_elem * max(1, int(costs.density * numel)) for numel in selected)
+        return sum(map(costs.encode, selected)) + costs.message(payload_bytes)
+
+    for plan in ssfusion(one.profile, costs, count):
+        dense, sparse = _parts(one, plan)
+        chosen, sizes = max(dense, default=0), dense + sparse
+        assert all(size > chosen for size in sparse), "one size cuts the group"
+        for theta in set(sizes):
+            if sum(size for size in sizes if size <= theta) < costs.density * sum(sizes):
+                assert cost_s(sizes, chosen) <= cost_s(sizes, theta) * (1 + 1e-12)
+
+
+@given(one=cases(), text=st.sampled_from(PLANNERS))
+def test_nothing_in_a_step_happens_too_early_or_twice_at_once(one: Case, text: str) -> None:
+    groups = _planned(one, text)
+    ready_s = dict(zip(one.profile.specs, one.profile.ready_s, strict=True))
+    for step in (one.simulated(groups), one.simulated_parts(ssfusion(one.profile, one.costs, 5))):
+        encoded_s: dict[int, float] = {}
+        for lane in ("encode", "wire"):
+            free_s = 0.0
+            for span in (span for span in step.spans if span.activity == lane):
+                assert span.start_s >= max(free_s, encoded_s.get(span.group, 0.0) if lane == "wire" else 0.0)
+                free_s = span.end_s
+                encoded_s[span.group] = span.end_s
+        assert step.wait_s >= 0
+    encodes = {span.group: span.start_s for span in one.simulated(groups).spans if span.activity == "encode"}
+    assert len(encodes) == len(groups)
+    assert all(encodes[i] >= max(ready_s[tensor] for tensor in group) for i, group in enumerate(groups))
+
+
+@given(one=cases(), host=curves)
+def test_offload_picks_tensors_of_its_group_in_order(one: Case, host: Curve) -> None:
+    groups = safusion_groups(one.profile, one.costs)
+    for group, chosen in zip(groups, offload(one.profile, one.costs.encode, groups, host), strict=True):
         assert [tensor for tensor in group if tensor in chosen] == list(chosen)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_optimal_copes_with_hundreds_of_tensors(model: str) -> None:
     """467 for ResNet-152; a search without exact pruning needs minutes and runs into the timeout."""
-    profile = published_profile(model, 0.001)
-    best_s = simulate_step(profile, optimal_groups(profile)).finish_s
+    one = published(model, 0.001)
+    best_s = _optimal_s(one)
     for text in PLANNERS[:-1]:
-        assert best_s <= simulate_step(profile, parse_fusion(text).plan(profile)).finish_s * (1 + 1e-9)
+        assert best_s <= one.finish_s(_planned(one, text)) * (1 + 1e-9)

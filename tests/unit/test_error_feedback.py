@@ -1,4 +1,4 @@
-"""Error feedback: what is owed is added in a pass that is made anyway, where there is one; NaN and Inf are refused."""
+"""Error feedback: the residual is added in a pass that is made anyway, where there is one; NaN and Inf are refused."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def exchanged(
 @pytest.mark.parametrize("spec", [WHOLE, PADDED, ODD], ids=["whole", "padded", "odd"])
 @pytest.mark.parametrize("inner", ["int4", "int8", "bf16", "int4(rounding='stochastic')", "topk(density=0.1)"])
 def test_one_pass_is_bit_for_bit_the_same_as_two(spec: UnitSpec, inner: str) -> None:
-    owed = [{"residual": values(spec, 10 + rank)} for rank in range(RANKS)]
-    together = exchanged(ErrorFeedback(inner=make(inner)), spec, [values(spec, rank) for rank in range(RANKS)], owed)
-    sums = [kernels.compensate(values(spec, rank), owed[rank]["residual"])[0] for rank in range(RANKS)]
+    states = [{"residual": values(spec, 10 + rank)} for rank in range(RANKS)]
+    together = exchanged(ErrorFeedback(inner=make(inner)), spec, [values(spec, rank) for rank in range(RANKS)], states)
+    sums = [kernels.compensate(values(spec, rank), states[rank]["residual"])[0] for rank in range(RANKS)]
     apart = exchanged(make(inner), spec, sums, [{} for _ in range(RANKS)])
     for one, other in zip(together, apart, strict=True):
         assert torch.equal(one.mean, other.mean)
         assert other.residual is not None
         assert torch.equal(one.state["residual"], other.residual)
-    for rank, state in enumerate(owed):
+    for rank, state in enumerate(states):
         assert torch.equal(state["residual"], values(spec, 10 + rank)), "a step that is skipped needs it again"
 
 
@@ -64,7 +64,7 @@ def test_one_pass_is_bit_for_bit_the_same_as_two(spec: UnitSpec, inner: str) -> 
     ],
 )
 def test_who_adds_what_is_owed(inner: str, spec: UnitSpec, one_pass: bool) -> None:
-    assert make(inner).adds_owed(Step(0, spec, 0, RANKS)) is one_pass
+    assert make(inner).adds_residual(Step(0, spec, 0, RANKS)) is one_pass
 
 
 @pytest.mark.parametrize("spec", [WHOLE, ODD], ids=["whole", "odd"])

@@ -1,4 +1,4 @@
-"""Curves and profiles: interpolation, fitting noisy samples, drift, JSON."""
+"""Curves, profiles and costs: interpolation, fitting noisy samples, JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.core import ConfigError, TensorSpec
-from thinwire.fusion import Curve, Profile, TensorProfile
+from thinwire.fusion import Curve, GroupCosts, ModelProfile, Noise, TensorProfile
 
 CURVE = Curve(((100.0, 1.0), (200.0, 3.0), (400.0, 4.0)))
 
@@ -74,63 +74,63 @@ def test_no_samples_are_refused() -> None:
         Curve.fit([])
 
 
-def _profile(scale: float = 1.0, encode: float = 1.0, message: float = 1.0) -> Profile:
+def _profile() -> ModelProfile:
     tensors = (
-        TensorProfile(TensorSpec("head.weight", (10, 100)), 0.010 * scale),
-        TensorProfile(TensorSpec("head.bias", (10,), torch.bfloat16), 0.011 * scale),
+        TensorProfile(TensorSpec("head.weight", (10, 100)), 0.010),
+        TensorProfile(TensorSpec("head.bias", (10,), torch.bfloat16), 0.011),
     )
-    curves = [Curve(((0.0, 1e-4 * factor), (1000.0, 1e-3 * factor))) for factor in (encode, message)]
-    return Profile(tensors, curves[0], curves[1], density=0.1, bytes_per_elem=8.0)
+    return ModelProfile(
+        tensors=tensors, backward_s=0.02, noise={"head.bias": Noise(1.0, 2.0)}, errors={"int4": {"a": 0.1}}
+    )
 
 
 def test_json_gives_the_same_profile_back() -> None:
     profile = _profile()
-    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+    assert ModelProfile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+
+
+def test_a_profile_of_an_earlier_release_is_read() -> None:
+    """The keys of version 1, as thinwire plan --save-profile wrote them."""
+    tensor = {"fqn": "w", "shape": [2, 3], "dtype": "float32", "device": "cpu", "ready_s": 0.5}
+    times = {"forward_s": 0.1, "backward_s": 0.6, "optimizer_s": 0.01, "flops": 1e9, "memory_bytes": 1e6}
+    rest = {"slowdown": 2.0, "batch": 8, "noise": {"w": {"signal_sq": 1.0, "noise_sq": 2.0}}, "errors": {}}
+    profile = ModelProfile.from_json({"version": 1, "tensors": [tensor], **times, **rest})
+    assert profile.specs == (TensorSpec("w", (2, 3)),)
+    assert (profile.compute_s, profile.slowdown, profile.batch) == (pytest.approx(0.71), 2.0, 8)
 
 
 def test_an_unknown_dtype_is_named() -> None:
     values = _profile().to_json()
     values["tensors"][0]["dtype"] = "float3"
     with pytest.raises(ConfigError, match="float3"):
-        Profile.from_json(values)
+        ModelProfile.from_json(values)
 
 
-@pytest.mark.parametrize("what", ["scale", "encode", "message"])
-@pytest.mark.parametrize("factor", [0.8, 1.2])
-def test_each_kind_of_drift_is_seen(what: str, factor: float) -> None:
-    assert _profile().relative_drift(_profile(**{what: factor})) == pytest.approx(0.2)
+def test_tensors_are_put_in_the_order_in_which_they_are_ready() -> None:
+    late, early = TensorSpec("a", (1,)), TensorSpec("b", (1,))
+    assert ModelProfile.in_ready_order({late: 2.0, early: 1.0}, backward_s=2.0).specs == (early, late)
 
 
-def test_drift_counts_the_groups_in_use() -> None:
-    """Start-up doubled, bandwidth as before: one message feels it less than two do."""
-    before, after = _profile(), _profile()
-    slow = Curve(((0.0, 2e-4), (1000.0, 1.1e-3)))
-    after = Profile(after.tensors, after.encode, slow, after.density, after.bytes_per_elem)
-    assert before.relative_drift(after, [before.specs]) < before.relative_drift(after)
-    assert before.relative_drift(before) == 0.0
+def test_a_profile_without_some_tensors_is_the_same_step() -> None:
+    rest = _profile().without({"head.weight"})
+    assert [tensor.fqn for tensor in rest.specs] == ["head.bias"]
+    assert rest.ready_s == (0.011,)
+    assert rest.backward_s == 0.02
 
 
-def test_other_tensors_are_infinite_drift() -> None:
-    profile = _profile()
-    other = Profile(profile.tensors[:1], profile.encode, profile.message, profile.density, profile.bytes_per_elem)
-    assert profile.relative_drift(other) == math.inf
-
-
-@pytest.mark.parametrize(
-    ("ready_s", "density", "bytes_per_elem"),
-    [
-        ((2.0, 1.0), 1.0, 4.0),
-        ((-1.0, 1.0), 1.0, 4.0),
-        ((1.0, 2.0), 0.0, 4.0),
-        ((1.0, 2.0), 1.1, 4.0),
-        ((1.0, 2.0), 1.0, 0.0),
-    ],
-)
-def test_impossible_profiles_are_refused(ready_s: tuple[float, ...], density: float, bytes_per_elem: float) -> None:
+@pytest.mark.parametrize("ready_s", [(2.0, 1.0), (-1.0, 1.0), (math.nan, 1.0)])
+def test_impossible_ready_times_are_refused(ready_s: tuple[float, ...]) -> None:
     tensors = tuple(TensorProfile(TensorSpec(f"t{i}", (3,)), at) for i, at in enumerate(ready_s))
     with pytest.raises(ConfigError):
-        Profile(tensors, CURVE, CURVE, density, bytes_per_elem)
+        ModelProfile(tensors=tensors, backward_s=3.0)
+
+
+@pytest.mark.parametrize(("density", "bytes_per_elem"), [(0.0, 4.0), (1.1, 4.0), (1.0, 0.0), (1.0, math.inf)])
+def test_impossible_costs_are_refused(density: float, bytes_per_elem: float) -> None:
+    with pytest.raises(ConfigError):
+        GroupCosts(CURVE, CURVE, density, bytes_per_elem)
 
 
 def test_every_tensor_sends_something_unless_it_is_empty() -> None:
-    assert [_profile().payload_elems(numel) for numel in (0, 1, 9, 19, 1000)] == [0, 1, 1, 1, 100]
+    costs = GroupCosts(CURVE, CURVE, density=0.1, bytes_per_elem=8.0)
+    assert [costs.payload_elems(numel) for numel in (0, 1, 9, 19, 1000)] == [0, 1, 1, 1, 100]

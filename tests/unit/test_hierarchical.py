@@ -101,6 +101,18 @@ def test_nothing_is_lost_over_many_steps(world_size: int) -> None:
     torch.testing.assert_close(applied + waiting, total, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("world_size", [3, 4, 5])
+def test_momentum_of_unequal_hosts_is_that_of_the_mean(world_size: int) -> None:
+    """What a host accumulates counts like its gradients: the velocity of a smaller host must not weigh too much."""
+    gradients = _gradients(4, world_size)
+    for plain, wrapped in zip(
+        run_unit(make("momentum | dense"), UNIT, gradients),
+        run_unit(make("hierarchical | momentum | dense"), UNIT, gradients),
+        strict=True,
+    ):
+        torch.testing.assert_close(wrapped.results[0].mean, plain.results[0].mean)
+
+
 def test_between_hosts_goes_what_the_hosts_alone_would_send() -> None:
     compressor = make("hierarchical | topk(density=0.1)")
     assert isinstance(compressor, Hierarchical)

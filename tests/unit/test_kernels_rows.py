@@ -41,11 +41,11 @@ def test_rows_are_messages_one_below_the_other(
 ) -> None:
     encode, decode = ONE_BY_ONE[bits]
     x, messages = values(rows, numel), apart(rows, row_bytes(bits, numel, block))
-    owed = values(rows, numel).flip(0) if with_residual else None
-    residual, finite = kernels.encode_rows(x, owed, messages, bits=bits, block=block)
+    old = values(rows, numel).flip(0) if with_residual else None
+    residual, finite = kernels.encode_rows(x, old, messages, bits=bits, block=block)
     assert finite
     parts = []
-    whole = x if owed is None else x + owed
+    whole = x if old is None else x + old
     for part, message, lost in zip(whole.view(rows, -1), messages, residual.view(rows, -1), strict=True):
         coded = encode(part, None, block=block)
         assert message.tolist() == [*coded.codes.view(torch.uint8), *coded.scales.view(torch.uint8)]

@@ -85,11 +85,11 @@ def test_weights_decide_what_is_sent() -> None:
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 300)), min_size=1, max_size=8), st.floats(0, 1))
 def test_the_budget_is_spent_and_no_more(layers: list[tuple[float, int]], fraction: float) -> None:
     scores, blocks = (torch.tensor(one) for one in zip(*layers, strict=True))
-    room = blocks - blocks // 7
-    budget = int(fraction * int(room.sum()))
-    counts = layer_blocks(scores.double(), blocks, budget, room)
+    capacity = blocks - blocks // 7
+    budget = int(fraction * int(capacity.sum()))
+    counts = layer_blocks(scores.double(), blocks, budget, capacity)
     assert int(counts.sum()) == budget
-    assert bool(((counts >= 0) & (counts <= room)).all())
+    assert bool(((counts >= 0) & (counts <= capacity)).all())
 
 
 def test_layers_share_by_the_root_of_their_scores_within_limits() -> None:

@@ -64,6 +64,16 @@ def test_a_cluster_that_is_not_here(profile: Path, tmp_path: Path) -> None:
         assert title in text
 
 
+def test_the_predicted_step_is_drawn(profile: Path) -> None:
+    words = ("plan", "--profile", str(profile), "--link", "10mbit,1ms")
+    code, said = run(*words, "--draw")
+    assert code == 0, said
+    lanes = [line.split()[0] for line in said.splitlines() if line.startswith(("backward", "encode", "wire", "decode"))]
+    assert lanes == ["backward", "encode", "wire", "decode"]
+    assert "message(s), backward" in said
+    assert "message(s)" not in run(*words)[1]
+
+
 def test_a_target_is_profiled_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cli_target.py").write_text(
         "import torch\nfrom torch import nn\n\ndef make():\n    return nn.Linear(64, 64), torch.randn(8, 64)\n"

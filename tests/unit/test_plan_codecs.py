@@ -10,6 +10,7 @@ from thinwire.core import TensorSpec, available
 from thinwire.core.registry import compressor_class
 from thinwire.fusion import Curve
 from thinwire.plan import CodecCost, measure_codec, relative_error
+from thinwire.plan.messages import Asked
 
 SMALL = (40, 64)
 ALL = [str(compressor_class(one.name).examples()[0]) for one in available() if not one.wrapper]
@@ -26,8 +27,8 @@ ALL = [str(compressor_class(one.name).examples()[0]) for one in available() if n
 )
 def test_rounds_and_kinds(spec: str, kinds: list[list[str]]) -> None:
     cost = measure_codec(spec, SMALL, repeats=1)
-    assert [[kind for kind, _ in one] for one in cost.rounds] == kinds
-    assert sum(share for one in cost.rounds for _, share in one) == pytest.approx(1.0)
+    assert [[asked.kind for asked in one] for one in cost.rounds] == kinds
+    assert sum(asked.share for one in cost.rounds for asked in one) == pytest.approx(1.0)
     assert all(len(stages) == len(kinds) + 1 for stages in cost.stages.values())
 
 
@@ -39,9 +40,16 @@ def test_every_registered_compressor_can_be_measured(spec: str) -> None:
     assert CodecCost.from_json(cost.to_json()) == cost
 
 
+def test_costs_of_an_earlier_release_are_read() -> None:
+    values = {"rounds": [[["all_reduce", 1.0]]], "stages": {"2": [[[1, 2]]], "8": [[[1, 3]]]}, "relative_error": 0.5}
+    cost = CodecCost.from_json(values)
+    assert cost.rounds == ((Asked("all_reduce", 1.0),),)
+    assert cost.rounds == measure_codec("dense", SMALL, repeats=1).rounds, "they are merged with those of today"
+
+
 def test_stages_grow_linearly_with_the_ranks() -> None:
     flat, steep = Curve(((1.0, 1.0),)), Curve(((1.0, 4.0),))
-    cost = CodecCost(((("all_gather", 1.0),),), {2: (flat, flat), 8: (flat, steep)}, 0.0)
+    cost = CodecCost(((Asked("all_gather", 1.0),),), {2: (flat, flat), 8: (flat, steep)}, 0.0)
     assert cost.stage_s(1.0, 2) == (1.0, 1.0)
     assert cost.stage_s(1.0, 8) == (1.0, 4.0)
     assert cost.stage_s(1.0, 14) == (1.0, 7.0)
@@ -50,7 +58,7 @@ def test_stages_grow_linearly_with_the_ranks() -> None:
 
 def test_noise_in_the_measurement_never_makes_more_ranks_cheaper() -> None:
     low, high = Curve(((1.0, 2.0),)), Curve(((1.0, 1.0),))
-    cost = CodecCost(((("all_gather", 1.0),),), {2: (low, low), 8: (high, high)}, 0.0)
+    cost = CodecCost(((Asked("all_gather", 1.0),),), {2: (low, low), 8: (high, high)}, 0.0)
     assert cost.stage_s(1.0, 1024) == (2.0, 2.0)
 
 

@@ -14,6 +14,7 @@ from thinwire.core import AllGather, AllReduce, AllToAll, ConfigError, Request
 from thinwire.fusion import Curve
 from thinwire.plan import Cluster, CodecCost, Network, Probe, measure_codecs, measure_network
 from thinwire.plan.collectives import KINDS
+from thinwire.plan.messages import Asked
 from thinwire.plan.probe import holds, planned_sizes
 from thinwire.plan.roofs import Roofs, measure_roofs
 from thinwire.plan.store import keep, latest, probe_path
@@ -123,7 +124,7 @@ def test_roofs_are_positive() -> None:
 
 def make_probe(date: str = "2026-01-01T00:00:00+00:00", world_size: int = 4, link: str = "200mbit") -> Probe:
     line = Curve(((1e3, 1e-3), (1e6, 5e-2)))
-    cost = CodecCost(((("all_reduce", 1.0),),), {2: (line, line), 8: (line, line)}, 0.0)
+    cost = CodecCost(((Asked("all_reduce", 1.0),),), {2: (line, line), 8: (line, line)}, 0.0)
     return Probe(
         cluster=Cluster(world_size=world_size, cores=2),
         network=Network(world_size, dict.fromkeys(KINDS, line), dict.fromkeys(KINDS, line), 0.05),

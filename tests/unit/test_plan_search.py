@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thinwire.api  # noqa: F401  (fills the registry)
+from thinwire.comm.piggyback import flag_elems
 from thinwire.core import ConfigError, TensorSpec, make
 from thinwire.fusion import Curve, TensorProfile
 from thinwire.plan import (
@@ -27,6 +28,7 @@ from thinwire.plan import (
     network_of_link,
 )
 from thinwire.plan.collectives import Kind
+from thinwire.plan.messages import Asked
 from thinwire.plan.roofline import roofline
 from thinwire.plan.roofs import Roofs
 from thinwire.plan.search import best_fusion, error_limit
@@ -55,7 +57,7 @@ def model(noise: float | None = 4.0) -> ModelProfile:
 def codec(rounds: list[Kind], seconds_per_elem: float, error: float) -> CodecCost:
     line = Curve(((1.0, 1e-5), (1e6, 1e-5 + 1e6 * seconds_per_elem)))
     stages = (line,) * (len(rounds) + 1)
-    return CodecCost(tuple(((kind, 1 / len(rounds)),) for kind in rounds), {2: stages, 8: stages}, error)
+    return CodecCost(tuple((Asked(kind, 1 / len(rounds)),) for kind in rounds), {2: stages, 8: stages}, error)
 
 
 CODECS = {
@@ -187,18 +189,89 @@ def test_bytes_do_not_depend_on_the_fusion(fuse: str) -> None:
     price = pricer.price("int4", fuse)
     assert price.wire_bytes == pricer.price("int4", "auto").wire_bytes
     sent = sum(span.sent_bytes for span in price.simulated.spans if span.activity == "wire")
-    agreement = 3 * (1 + LAYERS + 1)
-    assert sent == pytest.approx(price.wire_bytes + agreement, rel=0.01, abs=100 * price.messages)
+    flags = 3 * flag_elems(LAYERS + 1, 0, 4)
+    assert sent == pytest.approx(price.wire_bytes + flags, rel=0.01, abs=150 * price.messages)
 
 
-def test_the_agreement_rides_along_where_copying_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+def _varied(host: Curve | None = None) -> Pricer:
+    """22 matrices, every second one small, and a bias; selection is slow enough for small ones to stay dense."""
+    sides = [(256, 256) if i % 2 else (64, 40) for i in range(22)]
+    specs = [TensorSpec(f"t{i}", shape) for i, shape in enumerate(sides)] + [TensorSpec("bias", (256,))]
+    tensors = tuple(TensorProfile(spec, 0.005 * (i + 1)) for i, spec in enumerate(specs))
+    profile = ModelProfile(tensors=tensors, forward_s=0.03, backward_s=0.12)
+    slow = codec(["all_gather"], 2e-9, 0.9)
+    line = Curve(((1.0, 1e-3), (1e6, 2e-3)))
+    codecs = {**CODECS, "topk(density=0.05)": replace(slow, stages={2: (line, line), 8: (line, line)})}
+    return Pricer(profile, network_of_link(SLOW, 4), codecs, CLUSTER, host)
+
+
+def test_every_fusion_plans_every_tensor_once() -> None:
+    pricer = _varied(host=Curve(((1.0, 1e-3),)))
+    for fuse in ("auto", "none", "1MiB", "safusion", "optimal", "ssfusion", "ssfusion+host"):
+        plans = pricer.group_plans("topk(density=0.05)", fuse)
+        assert sorted(name for plan in plans for name in plan.names) == sorted(t.fqn for t in pricer.profile.specs)
+        assert plans[-1].names[-1] == "bias", "small tensors travel with the last group"
+
+
+def test_ssfusion_is_priced_with_the_groups_that_it_makes() -> None:
+    """Two planned groups of 20 and 2 tensors; each is a dense and a sparse message, the dense one first."""
+    pricer = _varied()
+    plans = pricer.group_plans("topk(density=0.05)", "ssfusion")
+    assert [len(plan.names) for plan in plans] == [20, 3]
+    assert all(plan.dense and plan.density is not None and plan.density < 0.05 for plan in plans)
+    assert all(not plan.hosted for plan in plans)
+    price = pricer.price("topk(density=0.05)", "ssfusion")
+    groups = [span.group for span in price.simulated.spans if span.activity == "encode"]
+    assert groups == [0, 1, 2, 3]
+    dense_elems = 10 * 64 * 40
+    first = next(span for span in price.simulated.spans if span.activity == "wire")
+    assert first.sent_bytes == 2 * 3 * 4 * dense_elems // 4
+    sent = sum(span.sent_bytes for span in price.simulated.spans if span.activity == "wire")
+    assert sent == pytest.approx(price.wire_bytes, rel=0.02)
+    assert price.wire_bytes < pricer.price("topk(density=0.05)", "auto").wire_bytes, "dense elements need no index"
+
+
+def test_the_host_selects_where_it_is_fast() -> None:
+    spec, slow, fast = "topk(density=0.05)", Curve(((1.0, 5.0),)), Curve(((1.0, 1e-4),))
+    hosted = [
+        [name for plan in _varied(host).group_plans(spec, "ssfusion+host") for name in plan.hosted]
+        for host in (slow, fast)
+    ]
+    assert len(hosted[0]) < len(hosted[1]) == 11, "every sparse tensor"
+    with pytest.raises(ConfigError, match="host_curve"):
+        _varied().group_plans(spec, "ssfusion+host")
+    encode_s = [
+        sum(s.seconds for s in _varied(fast).price(spec, fuse).simulated.spans if s.activity == "encode")
+        for fuse in ("ssfusion+host", "ssfusion")
+    ]
+    assert encode_s[0] < encode_s[1], "the device only waits for the host"
+
+
+def test_a_fusion_that_does_not_suit_the_compressor_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no density"):
+        _varied().group_plans("int4", "ssfusion")
+
+
+def test_crowded_machines_get_fewer_messages() -> None:
+    """Messages take processor time that four ranks on two cores do not have."""
+    cpu = dict.fromkeys(("all_reduce", "all_gather", "all_to_all"), Curve(((1.0, 0.01),)))
+    profile = replace(model(), slowdown=2.0)
+    crowded = Pricer(
+        profile, network_of_link(FAST, 4, cpu=cpu), CODECS, Cluster(world_size=4, ranks_per_machine=4, cores=2)
+    )
+    alone = Pricer(model(), network_of_link(FAST, 4, cpu=cpu), CODECS, CLUSTER)
+    for fuse in ("safusion", "optimal"):
+        assert len(crowded.group_plans("int4", fuse)) < len(alone.group_plans("int4", fuse))
+
+
+def test_flags_are_piggybacked_where_copying_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``comm.merge`` decides, by what is reduced, not by what its ring sends."""
     pricer = Pricer(model(), network_of_link(FAST, 4), CODECS, CLUSTER)
     reduced_bytes = 4 * model().elems
     assert pricer.price("dense", "64MiB").messages == 1
-    monkeypatch.setattr("thinwire.plan.price.MOST_COPIED_BYTES", reduced_bytes)
+    monkeypatch.setattr("thinwire.comm.piggyback.MOST_COPIED_BYTES", reduced_bytes)
     assert pricer.price("dense", "64MiB").messages == 1
-    monkeypatch.setattr("thinwire.plan.price.MOST_COPIED_BYTES", reduced_bytes - 1)
+    monkeypatch.setattr("thinwire.comm.piggyback.MOST_COPIED_BYTES", reduced_bytes - 1)
     assert pricer.price("dense", "64MiB").messages == 2
 
 

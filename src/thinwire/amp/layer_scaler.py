@@ -2,7 +2,7 @@
 
 One loss scale cannot suit all layers: what keeps the gradients of one from vanishing in fp16 makes those of another
 overflow. ``LayerScaler`` replaces ``torch.amp.GradScaler`` and gives each layer a power of two of its own, on top of the
-global dynamic scale. Beyond the paper: weight gradients are protected as well as input gradients, residual sums meet at
+global dynamic scale. Beyond the paper: weight gradients are protected as well as input gradients, residual sums have
 equal scale (see ``zones``), ranks agree on the moments, and a step that overflows lowers the layers' scales too.
 """
 

@@ -1,7 +1,7 @@
 """Zones of equal gradient scale in an autograd graph, and the gates between them.
 
 A layer has a gate at its output and one at its input; each multiplies the gradient that passes. Cutting the graph at the
-gates leaves *zones*: inside one, everything that meets (a residual sum, a tensor used twice, a shared weight) is connected,
+gates leaves *zones*: inside one, whatever is joined (a residual sum, a tensor used twice, a shared weight) is connected,
 so all of it has one scale by construction. A chain of layers carries its scale on towards the input; a residual branch
 multiplies on entering and divides on leaving, because both its ends are in the zone of the stream. Nothing has to be
 declared: the graph that a loss is about to go back through is looked at each time.
@@ -214,7 +214,7 @@ class _Share:
 
 
 def _give_back(node: Node, index: int, share: _Share) -> None:
-    """Let ``node`` hand its gradient ``index`` on as ``share`` says; said again, the last word counts."""
+    """Let ``node`` hand its gradient ``index`` on as ``share`` says; the last call counts."""
     shares: dict[int, _Share] = _metadata(node).setdefault(_SHARES, {})
     idle = share.scale == 1.0 and share.on_parameter is None
     if idle and not shares:

@@ -28,10 +28,11 @@ from thinwire.autopilot.errors import ErrorStatistics
 from thinwire.autopilot.measure import cluster_of, codec_costs, gradient_errors, link_network, still_holds
 from thinwire.comm.objects import all_gather_object, all_reduce_max, barrier, broadcast_object
 from thinwire.engine.base import Gradients
-from thinwire.fusion import parse_fusion
+from thinwire.fusion import Curve, Noise, parse_fusion
 from thinwire.fusion.groups import GroupPlan, plan_groups
 from thinwire.fusion.prepare import prepare
 from thinwire.plan.cluster import Cluster, machine_id
+from thinwire.plan.host import host_curve
 from thinwire.plan.network import Network
 from thinwire.plan.online import (
     StepTimes,
@@ -156,6 +157,8 @@ class Autopilot:
         self.errors = ErrorStatistics(self._channel)
         self._local_sq: Counter[str] = Counter()  # over the isolated steps of the first plan
         self._mean_sq: Counter[str] = Counter()
+        self._noise: dict[str, Noise] = {}  # of rank 0's first plan, which measures these for all later ones
+        self._errors: dict[str, dict[str, float]] = {}
         self._enter("dense")
 
     def _enter(self, phase: Phase) -> None:
@@ -270,9 +273,14 @@ class Autopilot:
                 self._errors = gradient_errors(self._settings.specs, averaged) if averaged else {}
             profile = replace(profile, noise=self._noise, errors=self._errors)
             codecs = codec_costs(self._settings.specs, self._tensors)
-            self.pricer = Pricer(profile, self._network, codecs, cluster)
+            self.pricer = Pricer(profile, self._network, codecs, cluster, self._host_curve())
             text = self._activate(self._choose(self.pricer, cluster, began_s), self.pricer).to_text()
         self._change(read_active_plan(broadcast_object(self._link, text)))
+
+    def _host_curve(self) -> Curve | None:
+        if not any(parse_fusion(fuse).offloads for fuse in self._settings.fusions):
+            return None
+        return host_curve(self._tensors, self._channel.compressor)
 
     def _averaged(self) -> dict[str, Tensor]:
         """The means of the last step, by name."""

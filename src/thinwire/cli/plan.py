@@ -37,6 +37,7 @@ def plan(
     compress: Annotated[list[str] | None, typer.Option(help="Also price this compressor; may be given again.")] = None,
     experimental: Annotated[bool, typer.Option("--experimental", help="Allow methods not yet shown to work.")] = False,
     save_profile: Annotated[Path | None, typer.Option(help="Keep the model profile.")] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw the predicted step as a timeline.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plan here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with roofline, timeline and sweep here.")] = None,
 ) -> None:
@@ -65,11 +66,16 @@ def plan(
     except ValueError as error:  # ConfigError is one
         console.print(Text(str(error), style="red"))
         raise typer.Exit(2) from error
-    _hand_over(console, made, json_file, html)
+    _hand_over(console, made, draw, json_file, html)
 
 
-def _hand_over(console: Console, made: Plan, json_file: Path | None, html: Path | None) -> None:
+def _hand_over(console: Console, made: Plan, draw: bool, json_file: Path | None, html: Path | None) -> None:
     console.print(made.explain(), markup=False, highlight=False, soft_wrap=True)
+    if draw:
+        from thinwire.comm.trace import Span
+        from thinwire.plan import draw as timeline
+
+        console.print(timeline([Span(**span) for span in made.spans], max(40, console.width - 10)), highlight=False)
     if json_file is not None:
         made.save(json_file)
     if html is not None:

@@ -41,7 +41,7 @@ def report(
 
 
 def print_contest(console: Console, contest: Contest) -> None:
-    """Print the closing table of one contest, and what it comes to in a sentence."""
+    """Print the closing table of one contest, and its result in a sentence."""
     from thinwire.observe.summary import COLUMNS, choices, format_cells, headlines, summarise
 
     rows = summarise(contest)

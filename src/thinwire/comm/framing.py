@@ -49,10 +49,10 @@ class Framed:
 
     def start(self, request: Request, tag: Tag) -> Pending:
         if isinstance(request, AllGather):
-            whole = self._frame(request.message[None], request.room, tag)
-            framed: Request = replace(request, message=whole[0], room=None)
+            whole = self._frame(request.message[None], request.headroom, tag)
+            framed: Request = replace(request, message=whole[0], headroom=None)
         elif isinstance(request, AllToAll):
-            framed = replace(request, messages=self._frame(request.messages, request.room, tag), room=None)
+            framed = replace(request, messages=self._frame(request.messages, request.headroom, tag), headroom=None)
         else:
             return self.inner.start(request, tag)
         ranks = range(self.world_size) if request.partition is None else request.partition.own

@@ -196,15 +196,20 @@ class Link:
             if job.in_lanes:
                 self._drive(job)
                 self._awaited[0].put(job)
-                continue
-            older = self._with_more_to_start(self._live)
-            self._live.append(job)
-            for one in (job, *older):
-                self._drive(one)
-            while job.last and (own := [one for one in self._live if one.owner is job.owner]):
-                for one in self._with_more_to_start(own) or own:
-                    self._drive(one)
+            else:
+                self._drive_wavefront(job)
+            del job  # while the thread waits for the next one, nothing may keep this one's buffers from the pool
         self._awaited[0].put(None)
+
+    def _drive_wavefront(self, job: Job) -> None:
+        """The new job starts, then the older ones go on; the last one of an owner ends them all."""
+        older = self._with_more_to_start(self._live)
+        self._live.append(job)
+        for one in (job, *older):
+            self._drive(one)
+        while job.last and (own := [one for one in self._live if one.owner is job.owner]):
+            for one in self._with_more_to_start(own) or own:
+                self._drive(one)
 
     def _take_replies(self, lane: int) -> None:
         """A reply thread: takes the replies to what was started in its lane, in that order."""
@@ -214,6 +219,7 @@ class Link:
                 self._drive(job)
             if onward is not None:
                 onward.put(job)
+            del job
         if onward is not None:
             onward.put(None)
 

@@ -8,7 +8,7 @@ on something else (``comm.piggyback``).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,13 +34,11 @@ def _ask(asked: Asked) -> Round:
         (reply,) = yield (request,)
         return {index: (reply,) if isinstance(asked[index], tuple) else reply}
     requests = piggyback([request for _, request in wanted])
-    kinds: dict[object, list[int]] = {}
-    for position, request in enumerate(requests):
-        kinds.setdefault(_kind(request, position), []).append(position)
-    batches = [[requests[position] for position in members] for members in kinds.values()]
-    merged_replies = yield tuple(_join(batch) for batch in batches)
+    together = batches([_kind(request, position) for position, request in enumerate(requests)])
+    batched = [[requests[position] for position in members] for members in together]
+    merged_replies = yield tuple(_join(batch) for batch in batched)
     parts: dict[int, Reply] = {}
-    for members, batch, reply in zip(kinds.values(), batches, merged_replies, strict=True):
+    for members, batch, reply in zip(together, batched, merged_replies, strict=True):
         parts.update(zip(members, _part(batch, reply), strict=True))
     replies: dict[int, list[Reply]] = {index: [] for index in asked}
     for position, (index, request) in enumerate(wanted):
@@ -48,7 +46,20 @@ def _ask(asked: Asked) -> Round:
     return {index: tuple(got) if isinstance(asked[index], tuple) else got[0] for index, got in replies.items()}
 
 
-def _kind(request: Request, position: int) -> object:
+def batches(kinds: Sequence[Hashable]) -> list[list[int]]:
+    """Positions of the requests that become one message each, in the order of the messages. The planner asks too."""
+    members: dict[Hashable, list[int]] = {}
+    for position, kind in enumerate(kinds):
+        members.setdefault(kind, []).append(position)
+    return list(members.values())
+
+
+def aligned(nbytes: int) -> int:
+    """With padding to 8 bytes, so that what follows in a merged message can be viewed as any dtype."""
+    return -(-nbytes // 8) * 8
+
+
+def _kind(request: Request, position: int) -> Hashable:
     """Requests of equal kind travel together. What cannot be merged is its own kind."""
     match request:
         case AllReduce():
@@ -71,9 +82,9 @@ def _join(batch: Sequence[Request]) -> Request:
             whole = memory.joined(tensors)
             return replace(first, tensor=memory.cat(tensors) if whole is None else whole)
         case AllGather():
-            return replace(AllGather.of(_aligned([r.message[None] for r in batch])), partition=first.partition)  # type: ignore[union-attr]
+            return replace(AllGather.of(_side_by_side([r.message[None] for r in batch])), partition=first.partition)  # type: ignore[union-attr]
         case AllToAll():
-            return replace(AllToAll.of(_aligned([r.messages for r in batch])), partition=first.partition)  # type: ignore[union-attr]
+            return replace(AllToAll.of(_side_by_side([r.messages for r in batch])), partition=first.partition)  # type: ignore[union-attr]
         case Broadcast():
             raise AssertionError("broadcasts are never merged")
 
@@ -88,19 +99,19 @@ def _part(batch: Sequence[Request], reply: Any) -> list[Reply]:
         pieces = reply.split([t.numel() for t in tensors])
         return [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
     lengths = [r.message.numel() if isinstance(r, AllGather) else r.messages.shape[1] for r in batch]  # type: ignore[union-attr]
-    padded = [-(-length // 8) * 8 for length in lengths]
+    padded = [aligned(length) for length in lengths]
     if isinstance(reply, Tensor):
         return [part[:, :length] for part, length in zip(reply.split(padded, dim=1), lengths, strict=True)]
     rows = [row.split(padded) for row in reply]
     return [[row[member][:length] for row in rows] for member, length in enumerate(lengths)]
 
 
-def _aligned(matrices: Sequence[Tensor]) -> Tensor:
-    """Side by side, behind some headroom, each padded to 8 bytes, so that the next can be viewed as any dtype."""
-    first, padded = matrices[0], [-(-matrix.shape[1] // 8) * 8 for matrix in matrices]
-    room = memory.with_headroom(len(first), sum(padded), first.device)
-    places = memory.behind_headroom(room).split(padded, dim=1)
+def _side_by_side(matrices: Sequence[Tensor]) -> Tensor:
+    """Side by side behind some headroom, each with its padding."""
+    first, padded = matrices[0], [aligned(matrix.shape[1]) for matrix in matrices]
+    whole = memory.with_headroom(len(first), sum(padded), first.device)
+    places = memory.behind_headroom(whole).split(padded, dim=1)
     for place, matrix in zip(places, matrices, strict=True):
         place[:, : matrix.shape[1]] = matrix
         place[:, matrix.shape[1] :] = 0
-    return room
+    return whole

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire.core import AllGather, AllReduce, AllToAll, Reply, Request, memory
 
-Kind = Literal["all_reduce", "all_gather", "all_to_all"]
+Kind = Literal["all_reduce", "all_gather", "all_to_all", "broadcast"]
 
 MOST_COPIED_BYTES = 64 << 20  # longer reductions carry no flags: without headroom behind them they would be copied
 MOST_PIGGYBACKED_BYTES = 128 << 10  # of all sums that leave with an all-to-all, times the ranks: each gets all of them

@@ -15,6 +15,7 @@ from thinwire.core import (
     Exchange,
     Exchanged,
     Layout,
+    Role,
     State,
     Step,
     TensorSpec,
@@ -54,7 +55,7 @@ class ACP(Compressor):
         return {key: torch.cat([self._random_basis(tensor, key) for tensor in unit.tensors]) for key in ("p", "q")}
 
     def layout(self) -> Mapping[str, Layout]:
-        return {"p": Layout(self._p_elems, replicated=True), "q": Layout(self._q_elems, replicated=True)}
+        return {"p": Layout(self._p_elems, Role.REPLICATED), "q": Layout(self._q_elems, Role.REPLICATED)}
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         even = step.index % 2 == 0

@@ -22,6 +22,7 @@ from thinwire.core import (
     Exchanged,
     Layout,
     Payload,
+    Role,
     State,
     Step,
     TensorSpec,
@@ -33,7 +34,7 @@ from thinwire.core.part import Part, parts_by_kind
 from thinwire.formats import wire_format
 from thinwire.kernels import Selected
 
-_SAME_EVERYWHERE = Layout(lambda tensor: 1, replicated=True)
+_SAME_EVERYWHERE = Layout(lambda tensor: 1, Role.REPLICATED)
 _PER_RANK = Layout(lambda tensor: 1)
 _REUSED = ("threshold", "period", "wait")
 

@@ -12,6 +12,7 @@ from thinwire import kernels
 from thinwire.compressors.topk import TopK
 from thinwire.core import (
     ELEMENTWISE,
+    RESIDUAL,
     AllGather,
     Compressor,
     ConfigError,
@@ -66,7 +67,7 @@ class DGC(TopK):
 
     def layout(self) -> Mapping[str, Layout]:
         # The velocity is masked by `sent` when it is next used: at rest it is what this step has accumulated.
-        return dict.fromkeys(("velocity", "residual", "sent"), ELEMENTWISE)
+        return {"velocity": ELEMENTWISE, "residual": RESIDUAL, "sent": ELEMENTWISE}
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         now = self.at(step.index)

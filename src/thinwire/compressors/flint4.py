@@ -1,4 +1,4 @@
-"""flint: Guo et al., ANT (MICRO'22), section 4; the 3-bit magnitudes that a sign leaves room for."""
+"""flint: Guo et al., ANT (MICRO'22), section 4; the 3-bit magnitudes that remain beside a sign."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from thinwire.core import (
     Exchange,
     Exchanged,
     Layout,
+    Role,
     State,
     Step,
     UnitSpec,
@@ -36,7 +37,7 @@ _UNKNOWN = -1.0
 _MAX_AGE = 400
 _MAX_REFRESH = 8
 _SCORES_SHARE = 8  # the values take at least so many times the bytes of the scores
-_PER_BLOCK = Layout(lambda tensor: -(-tensor.numel // BLOCK), replicated=True)
+_PER_BLOCK = Layout(lambda tensor: -(-tensor.numel // BLOCK), Role.REPLICATED)
 
 
 @register("mipd")
@@ -58,7 +59,7 @@ class MIPD(Compressor):
     Args:
         density: fraction of the blocks to send (of those of the active half, with ``half``).
         score: ``significance``, ``product`` (|w·x|), ``fisher`` (root mean square of x) or ``magnitude``. The first two need
-            the weights; where whoever drives the exchange gives none, they are the magnitude.
+            the weights; where the driver of the exchange gives none, they are the magnitude.
         values: how the values travel: bf16, fp32, fp16, fp8, int8, int4, or ``laplace4`` and ``laplace8``, a codebook for
             the Laplace law (``laplace``).
         refresh: steps between measurements of the scores, which cost as many bytes as 0.8 % of the values in bf16.
@@ -113,7 +114,7 @@ class MIPD(Compressor):
         return state | ({"applied": torch.zeros(unit.numel, device=unit.device)} if self._predicts else {})
 
     def layout(self) -> Mapping[str, Layout]:
-        applied = {"applied": replace(ELEMENTWISE, replicated=True)} if self._predicts else {}
+        applied = {"applied": replace(ELEMENTWISE, role=Role.REPLICATED)} if self._predicts else {}
         return {"rate": _PER_BLOCK, "age": _PER_BLOCK, **applied}
 
     @property
@@ -192,8 +193,8 @@ class MIPD(Compressor):
         owner = blocks.of_tensors(torch.arange(len(blocks.per_tensor), device=rate.device))
         priority = rate * (1 + age).sqrt()
         totals, _ = kernels.segment_moments(priority, blocks.offsets)
-        room = torch.zeros_like(counts).index_add_(0, owner, free.long())
-        ks = layer_blocks(totals / counts.clamp_min(1), counts * active, budget - overdue.numel(), room)
+        capacity = torch.zeros_like(counts).index_add_(0, owner, free.long())
+        ks = layer_blocks(totals / counts.clamp_min(1), counts * active, budget - overdue.numel(), capacity)
         # A block that is free comes before one that is not, even if its score is zero.
         candidates = torch.where(free, priority.clamp_min(torch.finfo(torch.float32).tiny), 0.0)
         chosen = kernels.ef_topk(candidates, None, blocks.offsets, ks.tolist()).indices.long()

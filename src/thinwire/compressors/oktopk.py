@@ -22,6 +22,7 @@ from thinwire.core import (
     Exchange,
     Exchanged,
     Layout,
+    Role,
     State,
     Step,
     UnitSpec,
@@ -30,8 +31,8 @@ from thinwire.core import (
 
 THRESHOLD_PERIOD = 32
 REGION_PERIOD = 64
-# Room per message, in multiples of a fair share k/p. An entry is two words: together 4.5k words, below the paper's 6k.
-_ROOMS = (1.25, 1.0)  # to an owner, and from an owner
+# Capacity of a message, in multiples of a fair share k/p. An entry is two words: together 4.5k words, below the paper's 6k.
+_CAPACITIES = (1.25, 1.0)  # to an owner, and from an owner
 _PER_TENSOR = Layout(lambda tensor: 1)
 
 
@@ -41,11 +42,11 @@ class OkTopK(Compressor):
     """Apply k entries in all, k summed over the tensors, for less than 6k words sent per rank however many ranks there are.
 
     Every rank owns a region of the unit. (1) Each selects what exceeds its threshold per tensor and sends it to the owners.
-    (2) Owners add up what they get and give the most important sums to all. Thresholds are set anew from an exact selection
+    (2) Owners add up what they get and give the most important sums to all. Thresholds are set by an exact selection
     every 32 calls, region borders every 64, so that owners get equally many entries. Scheme, periods and bound are the
     paper's. Our own: importance is magnitude over the owner's threshold for that tensor, and every owner gives k/p sums,
-    where the paper compares with one global threshold. Messages have a fixed room of 1.25 and 1 fair shares, so the bound
-    holds for any data and nobody waits for lengths; the least important entries that find no room are not sent. Thresholds
+    where the paper compares with one global threshold. Messages have a fixed capacity of 1.25 and 1 fair shares, so the bound
+    holds for any data and nobody waits for lengths; the least important entries that do not fit are not sent. Thresholds
     are also set at calls 1, 2, 4, 8 and 16, while the residual still grows. An entry leaves the residual only if its
     position is in the final result: what owners drop stays with those who sent it.
 
@@ -76,7 +77,7 @@ class OkTopK(Compressor):
         return {**per_tensor, "spread": torch.zeros(regions.bucket_elems(unit), device=device)}
 
     def layout(self) -> Mapping[str, Layout]:
-        calls, spread = (Layout(numel, replicated=True) for numel in (_PER_TENSOR.numel, regions.buckets))
+        calls, spread = (Layout(numel, Role.REPLICATED) for numel in (_PER_TENSOR.numel, regions.buckets))
         return {"calls": calls, "local": _PER_TENSOR, "spread": spread}
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
@@ -87,7 +88,7 @@ class OkTopK(Compressor):
             spread = yield AllReduce(regions.histogram(selected.indices, step.unit), "sum")
 
         borders = regions.borders(spread, step.unit, step.world_size)
-        to_owner, from_owner = (now._room(step.unit, step.world_size, share) for share in _ROOMS)
+        to_owner, from_owner = (now._capacity(step.unit, step.world_size, share) for share in _CAPACITIES)
         sent = _most_important(selected, selected.bounds(borders), to_owner, local, step.unit)
         rows = yield AllToAll(to_rows(sent, sent.bounds(borders), to_owner))
         owned = summed(*from_rows(rows))
@@ -111,12 +112,12 @@ class OkTopK(Compressor):
         return selected, _smallest(selected, unit)
 
     def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
-        rooms = sum(self._room(unit, world_size, share) for share in _ROOMS)
+        entries = sum(self._capacity(unit, world_size, share) for share in _CAPACITIES)
         balancing = 2 * 4 * regions.bucket_elems(unit) // (world_size * REGION_PERIOD)
-        return (world_size - 1) * (ENTRY_BYTES * rooms + balancing)
+        return (world_size - 1) * (ENTRY_BYTES * entries + balancing)
 
-    def _room(self, unit: UnitSpec, world_size: int, fair_shares: float) -> int:
-        """Entries that a message has room for."""
+    def _capacity(self, unit: UnitSpec, world_size: int, fair_shares: float) -> int:
+        """Entries that a message can hold."""
         return -int(-fair_shares * sum(self._ks(unit)) // world_size)
 
     def _ks(self, unit: UnitSpec) -> list[int]:
@@ -139,12 +140,12 @@ def _tensor_of(entries: Entries, unit: UnitSpec) -> Tensor:
     return torch.bucketize(entries.indices, ends, right=True)
 
 
-def _most_important(entries: Entries, bounds: Sequence[int], room: int, scale: Tensor, unit: UnitSpec) -> Entries:
-    """Between each two bounds at most ``room`` entries, the largest in relation to the ``scale`` of their tensor.
+def _most_important(entries: Entries, bounds: Sequence[int], capacity: int, scale: Tensor, unit: UnitSpec) -> Entries:
+    """Between each two bounds at most ``capacity`` entries, the largest in relation to the ``scale`` of their tensor.
 
     Without the scale, tensors with large gradients would crowd the others out.
     """
-    counts = [min(room, stop - start) for start, stop in pairwise(bounds)]
+    counts = [min(capacity, stop - start) for start, stop in pairwise(bounds)]
     if sum(counts) == entries.indices.numel():
         return entries
     tiny = torch.finfo(torch.float32).tiny
@@ -160,7 +161,7 @@ def _smallest(entries: Entries, unit: UnitSpec) -> Tensor:
 
 
 def _give_back(residual: Tensor, selected: Entries, sent: Entries, total: Entries) -> None:
-    """Put into the residual what was selected but is no part of the result: not sent for lack of room, or dropped."""
+    """Put into the residual what was selected but is no part of the result: the message was full, or the owner dropped it."""
     applied = contains(sent.indices, selected.indices) & contains(total.indices, selected.indices)
     kept_back = selected.take(~applied)
     residual[kept_back.indices.long()] = kept_back.values

@@ -15,6 +15,7 @@ from thinwire.core import (
     Exchange,
     Exchanged,
     Layout,
+    Role,
     State,
     Step,
     TensorSpec,
@@ -50,7 +51,7 @@ class PowerSGD(Compressor):
         return {"q": torch.cat([_random_q(tensor, self._columns(tensor)) for tensor in unit.tensors])}
 
     def layout(self) -> Mapping[str, Layout]:
-        return {"q": Layout(self._q_elems, replicated=True)}
+        return {"q": Layout(self._q_elems, Role.REPLICATED)}
 
     @property
     def rounds(self) -> int:

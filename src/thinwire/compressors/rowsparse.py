@@ -22,7 +22,7 @@ class RowSparse(Compressor):
     (1) All tell which rows they touched, one bit per row. From that everybody knows who owns which rows and how long all
     messages are: no positions and no counts are sent. (2) Each rank sends its rows to their owners, who add them up in rank
     order. (3) Owners give the sums to all. Rows are dealt out by cumulative work, not by number: frequent tokens lie close
-    together in a vocabulary, and whoever owned many of them would make all others wait. Scheme and balance are ours.
+    together in a vocabulary, and a rank that owned many of them would make all others wait. Scheme and balance are ours.
 
     A tensor that is touched everywhere costs what ``dense`` costs, and one bit per row more.
 

@@ -3,14 +3,17 @@
 from thinwire.core import memory
 from thinwire.core.compressor import (
     ELEMENTWISE,
+    RESIDUAL,
     Codec,
     Compressor,
     Exchange,
     Exchanged,
     Layout,
+    Role,
     State,
     Step,
     Wrapper,
+    residual_key,
 )
 from thinwire.core.errors import (
     CheckpointError,
@@ -28,6 +31,7 @@ from thinwire.core.spec import TensorSpec, UnitSpec
 
 __all__ = [
     "ELEMENTWISE",
+    "RESIDUAL",
     "AllGather",
     "AllReduce",
     "AllToAll",
@@ -45,6 +49,7 @@ __all__ = [
     "PayloadError",
     "Reply",
     "Request",
+    "Role",
     "Schedule",
     "State",
     "Step",
@@ -57,4 +62,5 @@ __all__ = [
     "make",
     "memory",
     "register",
+    "residual_key",
 ]

@@ -12,6 +12,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
@@ -43,18 +44,37 @@ class Exchanged(NamedTuple):
 Exchange = Generator[Request | tuple[Request, ...], Any, Exchanged]
 
 
+class Role(Enum):
+    """What a state tensor is, for code that resizes, hands over or stores states it knows nothing else about."""
+
+    RESIDUAL = "residual"  # of this rank: gradient that waits to be sent; its sum over the ranks must not change
+    PER_RANK = "per rank"  # of this rank, and of no meaning on another
+    REPLICATED = "replicated"  # the same on all ranks: any copy will do
+
+
 @dataclass(frozen=True)
 class Layout:
     """How one state tensor is cut along the tensors of a unit, so that it can be stored under parameter names.
 
-    ``numel(tensor)`` elements belong to each tensor, one after the other. ``replicated`` state is the same on all ranks.
+    ``numel(tensor)`` elements belong to each tensor, one after the other.
     """
 
     numel: Callable[[TensorSpec], int]
-    replicated: bool = False
+    role: Role = Role.PER_RANK
+
+    @property
+    def elementwise(self) -> bool:
+        """One element for each of the gradient, whatever the role."""
+        return self.numel is ELEMENTWISE.numel
 
 
 ELEMENTWISE = Layout(lambda tensor: tensor.numel)
+RESIDUAL = replace(ELEMENTWISE, role=Role.RESIDUAL)
+
+
+def residual_key(layouts: Mapping[str, Layout]) -> str | None:
+    """Under which key a state keeps what waits to be sent; None where it keeps nothing."""
+    return next((key for key, layout in layouts.items() if layout.role is Role.RESIDUAL), None)
 
 
 @dataclass(frozen=True)
@@ -62,10 +82,10 @@ class Step:
     """What an exchange may know about its surroundings.
 
     ``weights`` gives the parameters of the unit, flat like its gradient and not to be changed; only for compressors that
-    ``need_weights``, and None where whoever drives the exchange has none. It is a function because flattening them is a
+    ``need_weights``, and None where the driver of the exchange has none. It is a function because flattening them is a
     copy, and not every step looks at them. ``importance`` likewise says, for compressors that ``need_importance``, how much
-    a unit of gradient matters to the optimizer at each coordinate. ``owed`` is to be added to the unit first; only for
-    compressors that ``adds_owed`` says do so.
+    a unit of gradient matters to the optimizer at each coordinate. ``residual`` is to be added to the unit first; only for
+    compressors whose ``adds_residual`` says so.
     """
 
     index: int
@@ -75,13 +95,13 @@ class Step:
     seed: int = 0
     weights: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
     importance: Tensor | None = field(default=None, compare=False, repr=False)
-    owed: Tensor | None = field(default=None, compare=False, repr=False)
+    residual: Tensor | None = field(default=None, compare=False, repr=False)
     on_not_finite: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
     def refuse(self, x: Tensor) -> None:
-        """Before the first round: ``x`` is not finite. Whoever drives the exchange will have the step skipped on all ranks;
-        what is sent for it no longer matters, but must be well-defined, so ``x`` becomes zeros. Where nobody skips steps
-        (a simulator) it stays as it is."""
+        """Before the first round: ``x`` is not finite. The driver of the exchange then has all ranks skip the step; what is
+        sent for it does not matter, but must be well-defined, so ``x`` becomes zeros. Where nothing skips steps (a
+        simulator) it stays as it is."""
         if self.on_not_finite is not None:
             self.on_not_finite()
             x.zero_()
@@ -135,11 +155,11 @@ class Compressor(ABC):
 
     @property
     def checks_finite(self) -> bool:
-        """The exchange calls ``Step.refuse`` by itself: it sees all values in a pass that it makes anyway."""
+        """The exchange calls ``Step.refuse``: it sees all values in a pass that it makes anyway. Else the driver checks."""
         return False
 
-    def adds_owed(self, step: Step) -> bool:
-        """The exchange adds ``Step.owed`` by itself, and checks that the sum is finite, in a pass that it makes anyway."""
+    def adds_residual(self, step: Step) -> bool:
+        """The exchange adds ``Step.residual``, and checks that the sum is finite, in a pass that it makes anyway."""
         return False
 
     def at(self: Self, index: int) -> Self:
@@ -246,7 +266,12 @@ class Codec(Compressor):
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Compressor):
-    """A compressor around another one, written before it in a spec: ``"momentum(mu=0.9) | topk(density=0.01)"``."""
+    """A compressor around another one, written before it in a spec: ``"momentum(mu=0.9) | topk(density=0.01)"``.
+
+    Facts of what is inside (``rounds``, ``sparse``, ``needs_*``, ``exact_bytes``) hold for the wrapper too, unless it says
+    otherwise. Promises (``checks_finite``, ``adds_residual``) are never passed on: the inside keeps them for what it is
+    given, which need not be all that the wrapper was given, nor on the same device, nor of the same rank.
+    """
 
     inner: Compressor
 
@@ -282,6 +307,10 @@ class Wrapper(Compressor):
     @property
     def needs_importance(self) -> bool:
         return self.inner.needs_importance
+
+    @property
+    def rounds(self) -> int | None:
+        return self.inner.rounds
 
     @property
     def sparse(self) -> bool:

@@ -1,4 +1,4 @@
-"""Memory that is used again: every training step needs the same buffers, so they are kept instead of being made anew.
+"""A pool of buffers: every training step needs the same ones, so they are kept instead of allocated in every step.
 
 Inside ``recycling(pool)`` the functions of this module take memory from the pool, elsewhere they make new tensors. Nothing
 has to be given back: a block is free again as soon as no tensor, view or running collective refers to it any more. On
@@ -63,6 +63,7 @@ class Pool:
                 block = self._make(_rounded(nbytes))
                 blocks.append(block)
             block.used_in = self._step
+            # The view is made under the lock: until it exists the block counts as free, and another thread could take it.
             return block.memory[:nbytes]
 
     def end_step(self) -> None:
@@ -110,9 +111,9 @@ def with_headroom(rows: int, length: int, device: torch.device = _CPU) -> Tensor
     return empty((rows, HEADROOM_BYTES + length), torch.uint8, device)
 
 
-def behind_headroom(room: Tensor) -> Tensor:
-    """The rows that ``with_headroom`` has made room for."""
-    return room[:, HEADROOM_BYTES:]
+def behind_headroom(headroom: Tensor) -> Tensor:
+    """The rows behind the free bytes of ``with_headroom``."""
+    return headroom[:, HEADROOM_BYTES:]
 
 
 def zeros(shape: int | Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device = _CPU) -> Tensor:

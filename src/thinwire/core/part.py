@@ -1,4 +1,4 @@
-"""Some tensors of a unit, treated by themselves: cut out of flat buffers and of states, and put back."""
+"""Some tensors of a unit, treated apart from the others: cut out of flat buffers and of states, and put back."""
 
 from __future__ import annotations
 

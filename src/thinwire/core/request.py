@@ -1,4 +1,4 @@
-"""What an exchange may ask of the ranks. Whoever drives it answers: a simulator, a process group, a byte counter.
+"""What an exchange may ask of the ranks. Its driver answers: a simulator, a process group, a byte counter.
 
 Every request prices itself: ``sent_bytes(world_size)`` is what one rank puts on the wire with the usual bandwidth-optimal
 algorithm (a ring for reductions and gathers), which is also what gloo and NCCL do.
@@ -70,18 +70,18 @@ class AllGather:
     With ``varying`` the lengths may differ between ranks, at the price of one small message more.
 
     Args:
-        room: the message in memory of ``memory.with_headroom``, where a header can be put before it without a copy.
+        headroom: the message with the free bytes of ``memory.with_headroom`` before it: a header goes there without a copy.
     """
 
     message: Tensor
     varying: bool = False
     partition: Partition | None = None
-    room: Tensor | None = None
+    headroom: Tensor | None = None
 
     @classmethod
-    def of(cls, room: Tensor) -> AllGather:
+    def of(cls, headroom: Tensor) -> AllGather:
         """What lies in memory of ``memory.with_headroom(1, ...)``."""
-        return cls(memory.behind_headroom(room)[0], room=room)
+        return cls(memory.behind_headroom(headroom)[0], headroom=headroom)
 
     def sent_bytes(self, world_size: int) -> int:
         return (_talking(self.partition, world_size) - 1) * self.message.nbytes
@@ -99,17 +99,17 @@ class AllToAll:
     With ``partition``, row ``i`` goes to the i-th rank of the part.
 
     Args:
-        room: as of ``AllGather``.
+        headroom: as of ``AllGather``.
     """
 
     messages: Tensor
     partition: Partition | None = None
-    room: Tensor | None = None
+    headroom: Tensor | None = None
 
     @classmethod
-    def of(cls, room: Tensor) -> AllToAll:
+    def of(cls, headroom: Tensor) -> AllToAll:
         """What lies in memory of ``memory.with_headroom(world_size, ...)``."""
-        return cls(memory.behind_headroom(room), room=room)
+        return cls(memory.behind_headroom(headroom), headroom=headroom)
 
     def sent_bytes(self, world_size: int) -> int:
         return (_talking(self.partition, world_size) - 1) * self.messages.shape[1]
@@ -128,7 +128,7 @@ class Broadcast:
     partition: Partition | None = None
 
     def sent_bytes(self, world_size: int) -> int:
-        """The average over the ranks: ``world_size - 1`` copies travel, whoever forwards them."""
+        """The average over the ranks: ``world_size - 1`` copies travel, no matter which rank forwards them."""
         ranks = _talking(self.partition, world_size)
         return (ranks - 1) * self.tensor.nbytes // ranks
 

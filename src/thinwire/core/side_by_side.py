@@ -18,7 +18,7 @@ def ask(request: Request) -> Asking:
 
 
 def one_by_one(asked: Asked) -> Round:
-    """A round in which every request travels by itself."""
+    """A round in which every request is a message of its own."""
     answers = iter((yield tuple(r for one in asked.values() for r in (one if isinstance(one, tuple) else (one,)))))
     return {
         index: tuple(next(answers) for _ in one) if isinstance(one, tuple) else next(answers)

@@ -1,4 +1,4 @@
-"""Run the demo's contestants on a lab, in turns, and let somebody watch."""
+"""Run the demo's contestants on a lab, interleaved, and let a watcher follow."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def line_up(workload: Workload, network: Network, compress: Sequence[str]) -> li
 
 
 def run_contest(contestants: Sequence[Contestant], network: Network, directory: Path, watcher: Watcher) -> None:
-    """Run all contestants in one job, in turns; their settings and events go to ``directory/<name>/``.
+    """Run all contestants in one job, interleaved; their settings and events go to ``directory/<name>/``.
 
     Raises:
         WorkerFailed: a worker ended with an error; what was measured until then is kept.

@@ -62,7 +62,7 @@ def windows_at(text: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tenso
 def batch_starts(text_bytes: int, length: int, step: int, rank: int, world_size: int, batch: int, seed: int) -> Tensor:
     """Where this rank's windows of this step start.
 
-    The text is cut into windows that do not overlap, shuffled anew each epoch; the ranks take turns, so that within an
+    The text is cut into windows that do not overlap, shuffled again each epoch; the ranks take turns, so that within an
     epoch no window is seen twice by anybody and every contestant sees the same windows in the same order.
     """
     windows = (text_bytes - 1) // length

@@ -1,7 +1,7 @@
 """The demo's worker: ``python -m thinwire.demo.train SETTINGS.json ...``, once per host, rendezvous from the environment.
 
 Contestants take turns, from one evaluation to the next. Each has a file of settings, beside which ``rank<N>.jsonl`` is
-written; rank 0 repeats all events on standard output for whoever watches.
+written; rank 0 repeats all events on standard output for a watching program.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import random
 
 
 def order_of_turn(turn: int, contestants: int) -> list[int]:
-    """Who comes when: turn 0 as they were given, then shuffled anew each time, so that nobody always follows the same one.
+    """Who comes when: turn 0 as they were given, then shuffled each time, so that nobody always follows the same one.
 
     It depends on the two numbers alone: all ranks take the same turns.
     """

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from thinwire.core import CheckpointError, Compressor, TensorSpec
+from thinwire.core import CheckpointError, Compressor, TensorSpec, residual_key
 from thinwire.kernels.ages import MAX_AGE, count_ages
 
 
@@ -82,7 +82,7 @@ class Ages:
             if chosen.sparse:
                 self._since[tensor.fqn], self._ages[tensor.fqn] = _zeros(tensor), _zeros(tensor)
                 # Without a residual nothing accumulates: what arrives is one step old, whenever the last one came.
-                self._caps[tensor.fqn] = MAX_AGE if "residual" in chosen.layout() else 1
+                self._caps[tensor.fqn] = 1 if residual_key(chosen.layout()) is None else MAX_AGE
                 self._received[id(parameters[tensor.fqn])] = Received(self._ages[tensor.fqn].view(tensor.shape))
         self._parameters = list(parameters.values())  # held, so that their ids stay theirs
         for parameter in self._parameters:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from thinwire.core import CheckpointError, Compressor, Layout, State, TensorSpec, UnitSpec
+from thinwire.core import CheckpointError, Compressor, State, TensorSpec, UnitSpec, residual_key
 from thinwire.fusion.groups import Group, Unit
 
 ByName = dict[str, State]
@@ -70,19 +70,14 @@ def with_kept(unit: Unit, old: State, new: State, kept: Collection[str]) -> Stat
 
 def roles(tensors: Iterable[TensorSpec], compressor: Compressor) -> dict[str, dict[str, str]]:
     """By tensor name and key, what each state tensor is."""
-    return {
-        tensor.fqn: {key: "per_rank" for key, layout in compressor.route(tensor).layout().items()} for tensor in tensors
-    }
-
-
-def _is_residual(key: str, layout: Layout) -> bool:
-    return key == "residual"
+    layouts = {tensor.fqn: compressor.route(tensor).layout() for tensor in tensors}
+    return {name: {key: one.role.value for key, one in layout.items()} for name, layout in layouts.items()}
 
 
 def residual_of(state: State, compressor: Compressor) -> Tensor | None:
     """What a compressor keeps for later steps of one tensor; None where it keeps nothing."""
-    found = [state[key] for key, layout in compressor.layout().items() if _is_residual(key, layout) and key in state]
-    return sum(found[1:], found[0]) if found else None
+    key = residual_key(compressor.layout())
+    return None if key is None else state[key]
 
 
 def convert(
@@ -106,11 +101,11 @@ def convert(
         if not found:
             continue
         total = sum(found[1:], found[0])
-        keys = [key for key, layout in compressor.route(tensor).layout().items() if _is_residual(key, layout)]
-        if keys:
-            new[tensor.fqn][keys[0]] = total
-        else:
+        key = residual_key(compressor.route(tensor).layout())
+        if key is None:
             still_carried[tensor.fqn] = total
+        else:
+            new[tensor.fqn][key] = total
     return new, still_carried
 
 

@@ -162,6 +162,8 @@ class Transaction:
         self._spans.append(Span("wait", started_s, ended_s))
         if flags.ok:
             self._channel.commit(self._states, flags.used)
+        report = self._report(flags.ok, ended_s - started_s, ended_s)
+        self._jobs = []  # each refers to its owner: a cycle would keep all buffers until the garbage collector runs
         return Outcome(
             index=self.index,
             committed=flags.ok,
@@ -169,7 +171,7 @@ class Transaction:
             used=flags.used,
             scalars=flags.scalars,
             encoded=self._encoded,
-            report=self._report(flags.ok, ended_s - started_s, ended_s),
+            report=report,
             error=self._error,
         )
 

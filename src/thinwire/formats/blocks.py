@@ -1,6 +1,6 @@
 """Blocks of neighbouring values and the scales they share.
 
-A block that holds a NaN or an infinity gets a NaN scale and zero codes: whoever decodes it sees NaN, and the residual
+A block that holds a NaN or an infinity gets a NaN scale and zero codes: its decoder sees NaN, and the residual
 stays clean. The kernels of ``int8`` and ``int4`` do the same.
 """
 

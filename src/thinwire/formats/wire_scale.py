@@ -25,8 +25,8 @@ def scale_exponents(amax: Tensor, largest: float, terms: int) -> Tensor:
 
     An amax of 0 gives the largest scale: whatever comes next saturates, which is noticed, instead of vanishing.
     """
-    room = largest * HEADROOM / (terms * amax.double().clamp(min=2.0**-160))
-    exponents = floor_log2(room.clamp(max=2.0**160)).clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT)
+    scales = largest * HEADROOM / (terms * amax.double().clamp(min=2.0**-160))
+    exponents = floor_log2(scales.clamp(max=2.0**160)).clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT)
     return torch.where(torch.isfinite(amax), exponents, -_LARGEST_EXPONENT)
 
 

@@ -6,19 +6,25 @@ processor time from it, and a plan of many small messages that hide perfectly be
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from thinwire.fusion.groups import Groups
-from thinwire.fusion.profile import Profile
-from thinwire.fusion.timeline import simulate_step
 
 
-def merge_costly(profile: Profile, groups: Groups) -> Groups:
-    """Merge the pair of neighbours that shortens the step most, until none does; nothing where messages cost nothing."""
-    groups = list(groups)
-    finish_s = simulate_step(profile, groups).finish_s
-    while profile.message_cost_s > 0 and len(groups) > 1:
-        merged = [[*groups[:i], groups[i] + groups[i + 1], *groups[i + 2 :]] for i in range(len(groups) - 1)]
-        best_s, best = min(((simulate_step(profile, one).finish_s, i) for i, one in enumerate(merged)))
-        if best_s >= finish_s:
-            break
-        groups, finish_s = merged[best], best_s
+def merge_costly(groups: Groups, finish_s: Callable[[Groups], float]) -> Groups:
+    """Merge neighbours, from the first to the last and again, until no merge shortens the step.
+
+    Args:
+        finish_s: when the step with these groups ends.
+    """
+    groups, best_s, shortened = list(groups), finish_s(groups), True
+    while shortened:
+        shortened, index = False, 0
+        while index + 1 < len(groups):
+            merged = [*groups[:index], groups[index] + groups[index + 1], *groups[index + 2 :]]
+            merged_s = finish_s(merged)
+            if merged_s < best_s:
+                groups, best_s, shortened = merged, merged_s, True
+            else:
+                index += 1
     return groups

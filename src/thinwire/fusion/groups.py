@@ -178,11 +178,6 @@ def names_of(tensors: Iterable[TensorSpec]) -> tuple[str, ...]:
     return tuple(tensor.fqn for tensor in tensors)
 
 
-def tensor_counts(groups: Groups) -> list[int]:
-    """How many tensors each group takes from the ready order."""
-    return [len(group) for group in groups]
-
-
 def groups_of_counts(tensors: Sequence[TensorSpec], counts: Sequence[int]) -> Groups:
     """Consecutive tensors in groups of the given sizes: the same tensors on every rank, whatever their bytes.
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from thinwire.core import TensorSpec
 from thinwire.fusion.curve import Curve
 from thinwire.fusion.groups import Groups
-from thinwire.fusion.profile import Profile, TensorProfile
+from thinwire.fusion.profile import ModelProfile, TensorProfile
 
 
 class _Clock(NamedTuple):
@@ -24,12 +24,12 @@ class _Clock(NamedTuple):
     selected_s: float = 0.0
 
 
-def offload(profile: Profile, groups: Groups, host: Curve) -> Groups:
+def offload(profile: ModelProfile, device: Curve, groups: Groups, host: Curve) -> Groups:
     """The tensors of each group that the host should select.
 
     Args:
-        profile: the measured step; its ``encode`` is the selection time on the device.
-        groups: the fusion groups in use.
+        device: seconds to select from a tensor of so many elements on the device.
+        groups: the tensors of each fusion group that are selected from at all.
         host: seconds to move one tensor of so many elements to the host and select there.
     """
     known = {one.tensor: one for one in profile.tensors}
@@ -37,7 +37,7 @@ def offload(profile: Profile, groups: Groups, host: Curve) -> Groups:
     for group in groups:
         members = [known[tensor] for tensor in group]
         on_host = _greedy(members, host, clock.host_free_s)
-        kept, undone = (_select(profile, members, names, host, clock) for names in (on_host, on_host[:-1]))
+        kept, undone = (_select(members, names, device, host, clock) for names in (on_host, on_host[:-1]))
         if undone.selected_s < kept.selected_s:
             on_host, kept = on_host[:-1], undone
         chosen.append(tuple(on_host))
@@ -55,7 +55,7 @@ def _greedy(members: list[TensorProfile], host: Curve, host_free_s: float) -> li
 
 
 def _select(
-    profile: Profile, members: list[TensorProfile], on_host: Collection[TensorSpec], host: Curve, clock: _Clock
+    members: list[TensorProfile], on_host: Collection[TensorSpec], device: Curve, host: Curve, clock: _Clock
 ) -> _Clock:
     device_free_s, host_free_s, selected_s = clock
     for one in members:
@@ -63,6 +63,6 @@ def _select(
             host_free_s = max(host_free_s, one.ready_s) + host(one.tensor.numel)
             selected_s = max(selected_s, host_free_s)
         else:
-            device_free_s = max(device_free_s, one.ready_s) + profile.encode(one.tensor.numel)
+            device_free_s = max(device_free_s, one.ready_s) + device(one.tensor.numel)
             selected_s = max(selected_s, device_free_s)
     return _Clock(device_free_s, host_free_s, selected_s)

@@ -1,4 +1,4 @@
-"""The best contiguous grouping in the model of ``timeline``: what the other planners are judged against.
+"""The best contiguous grouping where one thread encodes and one wire carries: what the other planners are judged against.
 
 Dynamic programming over prefixes. What a prefix leaves behind is the pair (wire free, encoder free); the next message can
 only be later if either is later, so per prefix it is enough to keep the pairs that no other pair beats in both, and the
@@ -18,8 +18,9 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
+from thinwire.fusion.costs import GroupCosts
 from thinwire.fusion.groups import Groups, groups_of_counts
-from thinwire.fusion.profile import Profile
+from thinwire.fusion.profile import ModelProfile
 
 # Sums in another order differ in the last bits; a plan must not be lost for that.
 _ROUNDING = 1 + 1e-9
@@ -45,40 +46,40 @@ class _Rest(NamedTuple):
     encoder_lead_s: float  # the most by which encoding may overrun the messages sent meanwhile
 
 
-class _Costs(NamedTuple):
-    """Seconds of every contiguous group, as ``[start][size - 1]``."""
+class _Seconds(NamedTuple):
+    """Of every contiguous group, as ``[start][size - 1]``."""
 
     encode_s: list[list[float]]
     message_s: list[list[float]]
 
 
-def optimal_groups(profile: Profile) -> Groups:
+def optimal_groups(profile: ModelProfile, costs: GroupCosts) -> Groups:
     """The contiguous groups whose step ends first; among equals, those with fewer messages."""
     if not profile.tensors:
         return []
-    costs = _group_costs(profile)
-    rests = _rests(costs)
-    good = _search(profile, costs, rests, width=_FIRST_WIDTH, bound_s=math.inf)
-    best = _search(profile, costs, rests, width=None, bound_s=good.wire_free_s * _ROUNDING)
+    seconds = _seconds(profile, costs)
+    rests = _rests(seconds)
+    good = _search(profile, seconds, rests, width=_FIRST_WIDTH, bound_s=math.inf)
+    best = _search(profile, seconds, rests, width=None, bound_s=good.wire_free_s * _ROUNDING)
     return groups_of_counts(profile.specs, _counts(best))
 
 
-def _group_costs(profile: Profile) -> _Costs:
+def _seconds(profile: ModelProfile, costs: GroupCosts) -> _Seconds:
     numels = [tensor.numel for tensor in profile.specs]
-    payloads = [profile.payload_elems(numel) for numel in numels]
-    starts, per_elem = range(len(numels)), profile.bytes_per_elem
-    return _Costs(
-        [[profile.encode(elems) for elems in accumulate(numels[start:])] for start in starts],
-        [[profile.message(per_elem * elems) for elems in accumulate(payloads[start:])] for start in starts],
+    payloads = [costs.payload_elems(numel) for numel in numels]
+    starts, per_elem = range(len(numels)), costs.bytes_per_elem
+    return _Seconds(
+        [[costs.encode(elems) for elems in accumulate(numels[start:])] for start in starts],
+        [[costs.message(per_elem * elems) for elems in accumulate(payloads[start:])] for start in starts],
     )
 
 
-def _rests(costs: _Costs) -> list[_Rest]:
+def _rests(seconds: _Seconds) -> list[_Rest]:
     """One per prefix, from the last to the first."""
-    count = len(costs.encode_s)
+    count = len(seconds.encode_s)
     rests = [_Rest(0.0, 0.0, 0.0)] * (count + 1)
     for start in reversed(range(count)):
-        groups = list(zip(costs.encode_s[start], costs.message_s[start], rests[start + 1 :], strict=True))
+        groups = list(zip(seconds.encode_s[start], seconds.message_s[start], rests[start + 1 :], strict=True))
         encode_to_end_s, message_to_end_s, _ = groups[-1]
         rests[start] = _Rest(
             min(message + rest.wire_s for _, message, rest in groups),
@@ -88,25 +89,27 @@ def _rests(costs: _Costs) -> list[_Rest]:
     return rests
 
 
-def _search(profile: Profile, costs: _Costs, rests: list[_Rest], width: int | None, bound_s: float) -> _State:
+def _search(profile: ModelProfile, seconds: _Seconds, rests: list[_Rest], width: int | None, bound_s: float) -> _State:
     """The best plan with at most ``width`` states per prefix that may end by ``bound_s``."""
     count = len(profile.tensors)
     frontiers = [[_State(0.0, 0.0, 0, 0, None)]]
     for end in range(1, count + 1):
-        reached = _extend(frontiers, costs, profile.ready_s[end - 1], rests[end], bound_s)
+        reached = _extend(frontiers, seconds, profile.ready_s[end - 1], rests[end], bound_s)
         if end < count:
-            reached = _rounded_up(reached, profile.ready_s[end], min(costs.encode_s[end]))
+            reached = _rounded_up(reached, profile.ready_s[end], min(seconds.encode_s[end]))
         frontiers.append(_thinned(_undominated(reached, rests[end].encoder_lead_s), width))
     return frontiers[-1][0]
 
 
-def _extend(frontiers: list[list[_State]], costs: _Costs, ready_s: float, rest: _Rest, bound_s: float) -> list[_State]:
+def _extend(
+    frontiers: list[list[_State]], seconds: _Seconds, ready_s: float, rest: _Rest, bound_s: float
+) -> list[_State]:
     """All promising states behind one more group that ends at the next tensor, which is ready at ``ready_s``."""
     end = len(frontiers)
     sent_by_s, encoded_by_s = bound_s - rest.wire_s, bound_s - rest.encoder_s
     reached: list[_State] = []
     for start, frontier in enumerate(frontiers):
-        encode_s, message_s = costs.encode_s[start][end - start - 1], costs.message_s[start][end - start - 1]
+        encode_s, message_s = seconds.encode_s[start][end - start - 1], seconds.message_s[start][end - start - 1]
         for state in frontier:
             encoded_s = max(ready_s, state.encoder_free_s) + encode_s
             sent_s = max(encoded_s, state.wire_free_s) + message_s

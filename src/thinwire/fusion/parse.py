@@ -6,22 +6,22 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from thinwire.core import ConfigError, TensorSpec
-from thinwire.fusion.earned import merge_costly
+from thinwire.core import Compressor, ConfigError, Schedule, TensorSpec
+from thinwire.fusion.costs import GroupCosts
 from thinwire.fusion.fixed import fixed_groups, unfused_groups
-from thinwire.fusion.groups import Groups
+from thinwire.fusion.groups import Groups, density_of
 from thinwire.fusion.optimal import optimal_groups
-from thinwire.fusion.profile import Profile
+from thinwire.fusion.profile import ModelProfile
 from thinwire.fusion.safusion import safusion_groups
 from thinwire.fusion.ssfusion import ssfusion_groups
 from thinwire.fusion.tapered import tapered_groups
 
 _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "kib": 1 << 10, "mib": 1 << 20}
-_PROFILED: dict[str, Callable[[Profile], Groups]] = {
-    "safusion": lambda profile: merge_costly(profile, safusion_groups(profile)),
+_PROFILED: dict[str, Callable[[ModelProfile, GroupCosts], Groups]] = {
+    "safusion": safusion_groups,
     "ssfusion": ssfusion_groups,
     "ssfusion+host": ssfusion_groups,
-    "optimal": lambda profile: merge_costly(profile, optimal_groups(profile)),
+    "optimal": optimal_groups,
 }
 
 
@@ -38,7 +38,7 @@ class FusionPlanner:
 
     name: str
     unmeasured: Callable[[Sequence[TensorSpec], float], Groups] = tapered_groups
-    profiled: Callable[[Profile], Groups] | None = None
+    profiled: Callable[[ModelProfile, GroupCosts], Groups] | None = None
 
     @property
     def needs_profile(self) -> bool:
@@ -63,9 +63,23 @@ class FusionPlanner:
         """
         return self.unmeasured(tensors, wire_share)
 
-    def plan(self, profile: Profile) -> Groups:
+    def plan(self, profile: ModelProfile, costs: GroupCosts) -> Groups:
         """The groups for a measured step."""
-        return self(profile.specs) if self.profiled is None else self.profiled(profile)
+        return self(profile.specs) if self.profiled is None else self.profiled(profile, costs)
+
+    def check(self, compressor: Compressor) -> None:
+        """Raises:
+        ConfigError: this fusion needs another compressor.
+        """
+        density = density_of(compressor)
+        if self.splits and density is None:
+            raise ConfigError(
+                f"fuse={self.name!r} weighs dense against sparse; {compressor} has no density. Use 'safusion'"
+            )
+        if self.splits and isinstance(density, Schedule):
+            raise ConfigError(
+                f"fuse={self.name!r} sets densities itself; {compressor} has one that changes. Use 'safusion'"
+            )
 
 
 def parse_fusion(text: str) -> FusionPlanner:

@@ -1,21 +1,21 @@
-"""What a planner knows about a training step: when gradients are ready, what encoding and messages cost."""
+"""A model as every planner sees it: when each gradient is ready, what a step computes, how noisy its gradients are."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from thinwire.core import ConfigError, TensorSpec
-from thinwire.fusion.curve import Curve
-from thinwire.fusion.groups import Groups
 
-__all__ = ["Curve", "Profile", "TensorProfile"]
+VERSION = 1
+WARMUP_STEPS = 2  # that no profile counts: they pay for connections, caches, allocations and DDP's new buckets
 
 
 @dataclass(frozen=True)
@@ -27,37 +27,54 @@ class TensorProfile:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """One training step as measured.
+class Noise:
+    """The gradient of one tensor over one local batch b: signal and noise.
+
+    With g = G + noise: ``signal_sq`` is ‖G‖², ``noise_sq`` is E‖g - G‖². McCandlish et al. (2018) call
+    b·noise_sq/signal_sq the simple noise scale: the batch at which both are equal.
+    """
+
+    signal_sq: float
+    noise_sq: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelProfile:
+    """Medians of a few real steps on one rank.
 
     Args:
-        tensors: in the order in which their gradients are ready.
-        encode: compression time (encode and decode) of a group by its number of elements.
-        message: time of one message by the payload bytes of its group.
-        density: payload elements per element.
-        bytes_per_elem: payload bytes per payload element (value and index).
-        message_cost_s: by how much a message delays backward itself, where the two share a core; otherwise 0.
+        tensors: in the order in which their gradients are ready, with seconds after the start of backward.
+        flops: of forward and backward.
+        memory_bytes: moved by forward and backward, an estimate.
+        slowdown: how many times slower than alone the rank was (``Cluster.slowdown``) when this was measured.
+        batch: samples of one rank and step.
+        noise: by parameter name; empty where the batch could not be divided.
+        errors: by spec and parameter name: ‖g - C(g)‖² / ‖g‖² of a real gradient.
 
     Raises:
-        ConfigError: ready times that go back, or a density or element size that makes no sense.
+        ConfigError: ready times that are negative or go back.
     """
 
     tensors: tuple[TensorProfile, ...]
-    encode: Curve
-    message: Curve
-    density: float = 1.0
-    bytes_per_elem: float = 4.0
-    message_cost_s: float = 0.0
+    backward_s: float
+    forward_s: float = 0.0
+    optimizer_s: float = 0.0
+    flops: float = 0.0
+    memory_bytes: float = 0.0
+    slowdown: float = 1.0
+    batch: int = 1
+    noise: Mapping[str, Noise] = field(default_factory=dict)
+    errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ready = [0.0, *(one.ready_s for one in self.tensors)]
-        if any(not left <= right for left, right in pairwise(ready)):
+        if any(not left <= right for left, right in pairwise([0.0, *self.ready_s])):
             raise ConfigError("ready times must not be negative and must not go back; sort the tensors by ready_s")
-        if not (0 < self.density <= 1 and 0 < self.bytes_per_elem < math.inf):
-            raise ConfigError(
-                f"density is {self.density} and bytes_per_elem {self.bytes_per_elem}; "
-                "expected 0 < density <= 1 and bytes_per_elem > 0"
-            )
+
+    @classmethod
+    def in_ready_order(cls, ready_s: Mapping[TensorSpec, float], **measured: Any) -> ModelProfile:
+        """Tensors sorted by when they are ready; the other arguments are those of the class."""
+        ordered = sorted(ready_s.items(), key=lambda item: item[1])
+        return cls(tensors=tuple(TensorProfile(tensor, at_s) for tensor, at_s in ordered), **measured)
 
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -70,71 +87,95 @@ class Profile:
         return tuple(one.ready_s for one in self.tensors)
 
     @property
-    def backward_s(self) -> float:
-        """When the last gradient is there."""
-        return self.ready_s[-1] if self.tensors else 0.0
+    def elems(self) -> int:
+        """Parameters in all."""
+        return sum(tensor.numel for tensor in self.specs)
 
-    def payload_elems(self, numel: int) -> int:
-        """Elements of one tensor that travel: ``max(1, floor(density * numel))``."""
-        return min(numel, max(1, math.floor(self.density * numel)))
+    @property
+    def compute_s(self) -> float:
+        """The floor of a step: everything but communication."""
+        return self.forward_s + self.backward_s + self.optimizer_s
 
-    def encode_s(self, tensors: Sequence[TensorSpec]) -> float:
-        """Compression time of a group, encoded by one call."""
-        return self.encode(sum(tensor.numel for tensor in tensors))
+    @property
+    def relative_noise(self) -> float | None:
+        """Noise over signal of one rank's whole gradient; None if it was not measured."""
+        if not self.noise:
+            return None
+        signal_sq = sum(one.signal_sq for one in self.noise.values())
+        return sum(one.noise_sq for one in self.noise.values()) / max(signal_sq, 1e-30)
 
-    def message_s(self, tensors: Sequence[TensorSpec]) -> float:
-        """Time on the wire of a group."""
-        return self.message(self.bytes_per_elem * sum(self.payload_elems(tensor.numel) for tensor in tensors))
+    @property
+    def noise_scale(self) -> float | None:
+        """The batch (samples over all ranks) at which noise and signal of the mean gradient are equal."""
+        relative = self.relative_noise
+        return None if relative is None else self.batch * relative
 
-    def relative_drift(self, other: Profile, groups: Groups | None = None) -> float:
-        """How far ``other`` is from this profile: plans are redone beyond 0.15.
+    def noise_share(self) -> float | None:
+        """E‖g - G‖² / E‖g‖²: the part of a local gradient that is noise."""
+        relative = self.relative_noise
+        return None if relative is None else relative / (1 + relative)
 
-        The largest relative change among the time of backward and the sums of the groups' encode and message times.
-        Sums, because the few microseconds of a bias may double without meaning anything for the plan.
+    def error(self, spec: str) -> float | None:
+        """‖g - C(g)‖² / ‖g‖² of the whole gradient; None if it was not measured for this spec."""
+        if spec not in self.errors:
+            return None
+        # Without noise measurements nobody knows how large the gradients are: then every element counts the same.
+        elems = {tensor.fqn: float(tensor.numel) for tensor in self.specs}
+        sizes = {name: one.signal_sq + one.noise_sq for name, one in self.noise.items()} or elems
+        lost = sum(self.errors[spec].get(name, 0.0) * size for name, size in sizes.items())
+        return lost / max(sum(sizes.values()), 1e-30)
 
-        Args:
-            other: what was measured later.
-            groups: the groups in use; default: one per tensor.
+    def without(self, names: Collection[str]) -> ModelProfile:
+        """The same step with fewer tensors to send."""
+        return replace(self, tensors=tuple(one for one in self.tensors if one.tensor.fqn not in names))
 
-        Returns:
-            The change as a fraction of this profile; infinite when the tensors are not the same.
-        """
-        if set(self.specs) != set(other.specs):
-            return math.inf
-        used = [(tensor,) for tensor in self.specs] if groups is None else groups
-        changes = [_relative_change(self.backward_s, other.backward_s)]
-        changes.append(_relative_change(sum(map(self.encode_s, used)), sum(map(other.encode_s, used))))
-        changes.append(_relative_change(sum(map(self.message_s, used)), sum(map(other.message_s, used))))
-        return max(changes)
+    def scaled(self, factor: float) -> ModelProfile:
+        """The same model on ranks that compute ``factor`` times slower."""
+        times = {f: factor * getattr(self, f) for f in ("forward_s", "backward_s", "optimizer_s", "slowdown")}
+        tensors = tuple(TensorProfile(one.tensor, factor * one.ready_s) for one in self.tensors)
+        return replace(self, tensors=tensors, **times)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for messages and checkpoints."""
+        """Plain values with a version."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
         return {
+            "version": VERSION,
+            **plain,
             "tensors": [_tensor_to_json(one) for one in self.tensors],
-            "encode": self.encode.to_json(),
-            "message": self.message.to_json(),
-            "density": self.density,
-            "bytes_per_elem": self.bytes_per_elem,
-            "message_cost_s": self.message_cost_s,
+            "noise": {name: asdict(one) for name, one in self.noise.items()},
+            "errors": {spec: dict(by_name) for spec, by_name in self.errors.items()},
         }
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Profile:
-        """The profile that ``to_json`` described."""
-        return cls(
-            tensors=tuple(_tensor_from_json(one) for one in values["tensors"]),
-            encode=Curve.from_json(values["encode"]),
-            message=Curve.from_json(values["message"]),
-            density=float(values["density"]),
-            bytes_per_elem=float(values["bytes_per_elem"]),
-            message_cost_s=float(values["message_cost_s"]),
-        )
+    def from_json(cls, values: Mapping[str, Any]) -> ModelProfile:
+        """What ``to_json`` described.
 
+        Raises:
+            ConfigError: written by another version, or no profile at all.
+        """
+        if values.get("version") != VERSION or "forward_s" not in values:
+            raise ConfigError(
+                f"this is no model profile of version {VERSION} (it says {values.get('version')!r}); "
+                "make it again with thinwire plan --save-profile"
+            )
+        tensors = tuple(_tensor_from_json(one) for one in values["tensors"])
+        noise = {name: Noise(**one) for name, one in values["noise"].items()}
+        rest = {key: value for key, value in values.items() if key not in ("version", "tensors", "noise")}
+        return cls(tensors=tensors, noise=noise, **rest)
 
-def _relative_change(before: float, after: float) -> float:
-    if before == after:
-        return 0.0
-    return abs(after - before) / before if before > 0 else math.inf
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> ModelProfile:
+        """Read what ``save`` wrote."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read the model profile {path}: {error}") from error
+        return cls.from_json(values)
 
 
 def _tensor_to_json(one: TensorProfile) -> dict[str, Any]:

@@ -16,66 +16,70 @@ small and pay too many start-ups. ``carry_backlog=False`` is the rule of the pap
 
 from __future__ import annotations
 
+from thinwire.fusion.costs import GroupCosts
 from thinwire.fusion.groups import Groups, groups_of_counts
-from thinwire.fusion.profile import Profile
+from thinwire.fusion.profile import ModelProfile
 
 
-def safusion_groups(profile: Profile, *, carry_backlog: bool = True) -> Groups:
+def safusion_groups(profile: ModelProfile, costs: GroupCosts, *, carry_backlog: bool = True) -> Groups:
     """Groups that keep the wire busy with as few messages as possible.
 
     Args:
         profile: the measured step.
+        costs: of encoding and sending its groups.
         carry_backlog: size a group for the time until the wire is free, not for the previous message alone.
     """
     if not profile.tensors:
         return []
-    sizes = _adaptive_sizes(profile, carry_backlog)
-    return groups_of_counts(profile.specs, _merge_tail(profile, sizes))
+    sizes = _adaptive_sizes(profile, costs, carry_backlog)
+    return groups_of_counts(profile.specs, _merge_tail(profile, costs, sizes))
 
 
-def _first_size(profile: Profile) -> int:
+def _first_size(profile: ModelProfile, costs: GroupCosts) -> int:
     one_by_one_s = 0.0
     for size, tensor in enumerate(profile.specs, start=1):
-        one_by_one_s = max(one_by_one_s, profile.ready_s[size - 1]) + profile.message_s([tensor])
-        if profile.ready_s[size - 1] + profile.message_s(profile.specs[:size]) < one_by_one_s:
+        one_by_one_s = max(one_by_one_s, profile.ready_s[size - 1]) + costs.message_s([tensor])
+        if profile.ready_s[size - 1] + costs.message_s(profile.specs[:size]) < one_by_one_s:
             return size
     return 1
 
 
-def _adaptive_sizes(profile: Profile, carry_backlog: bool) -> list[int]:
-    sizes, start = [_first_size(profile)], 0
+def _adaptive_sizes(profile: ModelProfile, costs: GroupCosts, carry_backlog: bool) -> list[int]:
+    sizes, start = [_first_size(profile, costs)], 0
     encoder_free_s = wire_free_s = 0.0
     while True:
         group = profile.specs[start : start + sizes[-1]]
         start += len(group)
         ready_s = profile.ready_s[start - 1]
         if carry_backlog:
-            encoder_free_s = max(encoder_free_s, ready_s) + profile.encode_s(group)
-            wire_free_s = max(encoder_free_s, wire_free_s) + profile.message_s(group)
+            encoder_free_s = max(encoder_free_s, ready_s) + costs.encode_s(group)
+            wire_free_s = max(encoder_free_s, wire_free_s) + costs.message_s(group)
         else:
-            encoder_free_s, wire_free_s = ready_s, ready_s + profile.message_s(group)
+            encoder_free_s, wire_free_s = ready_s, ready_s + costs.message_s(group)
         if start == len(profile.specs):
             return sizes
-        sizes.append(_fitting_size(profile, start, encoder_free_s, wire_free_s))
+        sizes.append(_fitting_size(profile, costs, start, encoder_free_s, wire_free_s))
 
 
-def _fitting_size(profile: Profile, start: int, encoder_free_s: float, wire_free_s: float) -> int:
+def _fitting_size(
+    profile: ModelProfile, costs: GroupCosts, start: int, encoder_free_s: float, wire_free_s: float
+) -> int:
     """How many tensors from ``start`` on can be ready and encoded when the wire is free; at least one."""
     size = 1
     while start + size < len(profile.specs):
-        encode_s = profile.encode_s(profile.specs[start : start + size + 1])
+        encode_s = costs.encode_s(profile.specs[start : start + size + 1])
         if max(profile.ready_s[start + size], encoder_free_s) + encode_s > wire_free_s:
             break
         size += 1
     return size
 
 
-def _merge_tail(profile: Profile, sizes: list[int]) -> list[int]:
+def _merge_tail(profile: ModelProfile, costs: GroupCosts, sizes: list[int]) -> list[int]:
     groups = groups_of_counts(profile.specs, sizes)
-    to_hide_behind_s = profile.backward_s - profile.ready_s[sizes[0] - 1] + sum(map(profile.encode_s, groups[1:]))
+    to_hide_behind_s = profile.backward_s - profile.ready_s[sizes[0] - 1] + sum(map(costs.encode_s, groups[1:]))
     sent_s = 0.0
     for index, group in enumerate(groups[:-1], start=1):
-        sent_s += profile.message_s(group)
+        sent_s += costs.message_s(group)
         if sent_s > to_hide_behind_s:
             return [*sizes[:index], sum(sizes[index:])]
     return sizes

@@ -2,7 +2,7 @@
 
 Arguments arrive checked and normalised by `thinwire.kernels`: `grad`, `residual` and `out` are flat contiguous fp32
 tensors of one length, `offsets` holds S + 1 ascending bounds from 0 to that length, and `out` (which may be `grad` or
-`residual` itself) receives the new residual. Arithmetic is fp32, every operation rounded by itself, never fused.
+`residual` itself) receives the new residual. Arithmetic is fp32, every operation rounded on its own, never fused.
 """
 
 import itertools
@@ -231,7 +231,7 @@ def _quantize(blocks: Tensor, raw_scales: Tensor, limit: int) -> tuple[Tensor, T
     """Codes (as fp32), scales and residual of blocks that are still padded with zeros.
 
     A scale below the smallest normal number becomes 0, and so do its codes. A block that holds a NaN or an infinity
-    gets a NaN scale, zero codes and a zero residual: whoever decodes it sees NaN, and the error memory stays clean.
+    gets a NaN scale, zero codes and a zero residual: its decoder sees NaN, and the error memory stays clean.
     """
     poisoned = ~torch.isfinite(raw_scales)
     scales = torch.where(poisoned | (raw_scales < _SMALLEST_NORMAL), 0.0, raw_scales)

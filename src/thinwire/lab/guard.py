@@ -1,4 +1,4 @@
-"""The owner's end of the reaper: what is alive, told through a pipe that closes by itself when the owner dies."""
+"""The owner's end of the reaper: what is alive, told through a pipe that the kernel closes when the owner dies."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ class Guard:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", reaper.__file__, lab],
             stdin=subprocess.PIPE,
-            # Whoever captures the owner's output waits for its end: the reaper must not hold it open.
+            # A program that captures the owner's output reads to its end: the reaper must not hold it open.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",

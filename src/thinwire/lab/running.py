@@ -25,7 +25,7 @@ class LabResult:
     sent_bytes: tuple[int, ...] | None  # None where traffic cannot be counted (emulation)
     received_bytes: tuple[int, ...] | None
     duration_s: float
-    first_failure: int | None  # the host that failed by itself before any other did
+    first_failure: int | None  # the host that failed before any other did
     ended_by_lab: tuple[int, ...]  # hosts that were ended because another failed, or for taking too long
     timed_out: bool
 

@@ -48,7 +48,7 @@ class EventWriter:
     """Append events to a file; each is flushed as one whole line, so that a crash tears at most the last."""
 
     def __init__(self, path: Path, echo: TextIO | None = None) -> None:
-        """Open ``path`` (its directory is made); ``echo`` gets a copy of every line, for whoever watches the run."""
+        """Open ``path`` (its directory is made); ``echo`` gets a copy of every line, for a program that watches the run."""
         path.parent.mkdir(parents=True, exist_ok=True)
         _end_torn_line(path)
         self._file = path.open("a", encoding="utf-8")

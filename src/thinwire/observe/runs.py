@@ -48,11 +48,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether rank 0 came to its end."""
+        """Whether rank 0 finished."""
         return any(event["kind"] == "end" for event in self.ranks[0])
 
     def plans(self) -> list[Event]:
-        """The plans of a run that chose by itself, in order."""
+        """The plans of a run with ``compress="auto"``, in order."""
         return [event for event in self.ranks[0] if event["kind"] == "plan"]
 
     def steps(self) -> list[Event]:

@@ -117,7 +117,7 @@ def headlines(rows: list[Row]) -> list[str]:
 
 
 def choices(contest: Contest) -> list[str]:
-    """One sentence per plan of the runs that chose by themselves."""
+    """One sentence per plan of the runs with ``compress="auto"``."""
     return [
         f"{run.label} chose {plan['compress']} (fuse={plan['fuse']}) after {plan['step']} steps: {plan['step_s']:.3g} s "
         f"predicted, dense {plan['dense_s']:.3g} s, floor {plan['floor_s']:.3g} s."

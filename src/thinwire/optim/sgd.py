@@ -31,7 +31,7 @@ class SGD(torch.optim.SGD):
         A = μ·(1 − μ^a)/(1 − μ),  B = (a − A)/(1 − μ)         with Nesterov: A → μ·A, B → a + μ·B
 
     Coordinates that were not received keep b and w (no weight decay either: it is part of g). With a = 1 everywhere this is
-    torch's SGD. ``masking="dgc"`` takes b_old = 0: momentum starts anew at every receipt, as in DGC, where a sent
+    torch's SGD. ``masking="dgc"`` takes b_old = 0: momentum restarts at every receipt, as in DGC, where a sent
     coordinate's momentum is cleared. (The ``dgc`` compressor does that at the sender; use it with momentum 0.)
 
     All arguments and the state dict are torch's, and parameters that travel dense take torch's own step. Dampening and

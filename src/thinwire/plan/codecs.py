@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,29 +20,16 @@ from thinwire import kernels
 from thinwire.comm import Framed, Pending, Tag
 from thinwire.comm.simulate import answer
 from thinwire.comm.transport import Later
-from thinwire.core import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Compressor,
-    Exchanged,
-    Request,
-    State,
-    Step,
-    TensorSpec,
-    UnitSpec,
-    memory,
-)
+from thinwire.core import Compressor, Exchanged, Request, State, Step, TensorSpec, UnitSpec, memory, residual_key
 from thinwire.fusion import Curve
 from thinwire.fusion.prepare import prepare
-from thinwire.plan.collectives import Kind
+from thinwire.plan.messages import Asked
 
 WORLD_SIZES = (2, 8)  # decoding grows linearly with the ranks, so two are enough
 SIDES = (64, 256, 768)  # of square matrices
 REPEATS = 3
-_PAYLOAD_KINDS: dict[type, Kind] = {AllReduce: "all_reduce", AllGather: "all_gather", AllToAll: "all_to_all"}
 
-Rounds = tuple[tuple[tuple[Kind, float], ...], ...]
+Rounds = tuple[tuple[Asked, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -50,7 +37,7 @@ class CodecCost:
     """One compressor as measured.
 
     Args:
-        rounds: for each round the collectives asked for, with their share of all bytes sent.
+        rounds: for each round what is asked for, with its share of all bytes sent.
         stages: by world size, seconds by elements: before the first round, between rounds, after the last.
         relative_error: ‖x - C(x)‖² / ‖x‖² of Gaussian numbers.
     """
@@ -73,7 +60,7 @@ class CodecCost:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "rounds": [[[kind, share] for kind, share in one] for one in self.rounds],
+            "rounds": [[list(asked) for asked in one] for one in self.rounds],
             "stages": {str(world): [curve.to_json() for curve in curves] for world, curves in self.stages.items()},
             "relative_error": self.relative_error,
         }
@@ -82,7 +69,7 @@ class CodecCost:
     def from_json(cls, values: Mapping[str, Any]) -> CodecCost:
         """What ``to_json`` described."""
         stages = {int(world): tuple(map(Curve.from_json, curves)) for world, curves in values["stages"].items()}
-        rounds = tuple(tuple((cast(Kind, kind), float(share)) for kind, share in one) for one in values["rounds"])
+        rounds = tuple(tuple(Asked(*asked) for asked in one) for one in values["rounds"])
         return cls(rounds, stages, float(values["relative_error"]))
 
 
@@ -107,9 +94,11 @@ def relative_error(spec: str, gradient: Tensor, tensor: TensorSpec) -> float:
     x, residual = gradient.detach().reshape(-1).float(), None
     states = [compressor.init(unit) for _ in range(2)]
     for index in range(2):
-        run = _LockStep(compressor, unit, index, [x.clone() for _ in states], [_without_residual(s) for s in states])
+        states = [_without_residual(compressor, state) for state in states]
+        run = _LockStep(compressor, unit, index, [x.clone() for _ in states], states)
         residual, states = run.results[0].residual, [result.state for result in run.results]
-    kept = states[0].get("residual", residual)
+    key = residual_key(compressor.layout())
+    kept = residual if key is None else states[0][key]
     return 0.0 if kept is None or not x.any() else float(kept.square().sum() / x.square().sum())
 
 
@@ -223,16 +212,9 @@ def _settled(compressor: Compressor, unit: UnitSpec, world_size: int, repeats: i
 def _shares(settled: _Settled, world_size: int) -> Rounds:
     total = max(1, sum(r.sent_bytes(world_size) for requests in settled.requests for r in requests))
     return tuple(
-        tuple(entry for request in requests for entry in _entries(request, world_size, total))
+        tuple(asked for request in requests for asked in Asked.of(request, world_size, total))
         for requests in settled.requests
     )
-
-
-def _entries(request: Request, world_size: int, total_bytes: int) -> list[tuple[Kind, float]]:
-    kind = _PAYLOAD_KINDS.get(type(request), "broadcast")
-    entries = [(kind, request.sent_bytes(world_size) / total_bytes)]
-    # Messages of unequal length are preceded by their lengths.
-    return [(kind, 0.0), *entries] if isinstance(request, AllGather) and request.varying else entries
 
 
 def _unit(side: int) -> UnitSpec:
@@ -243,5 +225,6 @@ def _gaussian(numel: int, rank: int = 0) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(1000 * numel + rank))
 
 
-def _without_residual(state: State) -> State:
-    return {key: torch.zeros_like(value) if key == "residual" else value for key, value in state.items()}
+def _without_residual(compressor: Compressor, state: State) -> State:
+    residual = residual_key(compressor.layout())
+    return {key: torch.zeros_like(value) if key == residual else value for key, value in state.items()}

@@ -25,9 +25,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from thinwire.comm.piggyback import Kind as Kind
 from thinwire.core import ConfigError
 
-Kind = Literal["all_reduce", "all_gather", "all_to_all", "broadcast"]
 Backend = Literal["gloo", "nccl"]
 KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "all_to_all", "broadcast")
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.plan.model import Noise
+from thinwire.fusion import Noise
 
 PARTS = 4
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core import TensorSpec
-from thinwire.fusion import TensorProfile
-from thinwire.plan.model import ModelProfile, Noise
+from thinwire.fusion import ModelProfile, Noise
 from thinwire.plan.price import DENSE, Pricer
 from thinwire.plan.probe import SAME_NETWORK, now
 from thinwire.plan.result import Candidate, Plan
@@ -74,16 +73,12 @@ def profile_of_steps(tensors: Sequence[TensorSpec], ready_s: Tensor, slowdown: f
             all gradients, and no rank alone shows it: some compute first, and others only then.
         slowdown: of the cluster (``Cluster.slowdown``), which is in the times already.
     """
-    usual_s = dict(zip(tensors, ready_s.quantile(0.5, dim=0).tolist(), strict=True))
-    ordered = sorted(tensors, key=lambda tensor: usual_s[tensor])
-    forward_s, compute_s = usual_s[ordered[0]], usual_s[ordered[-1]]
-    return ModelProfile(
-        tensors=tuple(TensorProfile(tensor, usual_s[tensor] - forward_s) for tensor in ordered),
+    usual_s = ready_s.quantile(0.5, dim=0).tolist()
+    forward_s = min(usual_s)  # with the optimizer: it lies between two steps, before the first gradient
+    return ModelProfile.in_ready_order(
+        {tensor: at_s - forward_s for tensor, at_s in zip(tensors, usual_s, strict=True)},
         forward_s=forward_s,
-        backward_s=compute_s - forward_s,
-        optimizer_s=0.0,  # it lies between two steps, so it is in the time before the first gradient
-        flops=0.0,
-        memory_bytes=0.0,
+        backward_s=max(usual_s) - forward_s,
         slowdown=slowdown,
     )
 

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from thinwire.comm import fit_lanes
-from thinwire.comm.piggyback import MOST_COPIED_BYTES, MOST_PIGGYBACKED_BYTES
+from thinwire.comm.piggyback import Kind, flag_elems
 from thinwire.compressors.dense import Dense
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
-from thinwire.fusion import Curve, Groups, Profile, TensorProfile, parse_fusion
-from thinwire.fusion.prepare import prepare, units_of, wire_bytes, wire_share
+from thinwire.fusion import Curve, GroupCosts, ModelProfile, merge_costly, offload, parse_fusion, ssfusion
+from thinwire.fusion.groups import (
+    Group,
+    GroupPlan,
+    Groups,
+    density_of,
+    make_groups,
+    names_of,
+    plan_groups,
+    small_tensors,
+    with_small,
+)
+from thinwire.fusion.prepare import prepare, wire_bytes
 from thinwire.plan.cluster import Cluster
 from thinwire.plan.codecs import CodecCost
-from thinwire.plan.collectives import Kind
-from thinwire.plan.model import ModelProfile
+from thinwire.plan.messages import Asked, merged_round
 from thinwire.plan.network import Network
 from thinwire.plan.step import GroupWork, Message, Simulated, simulate_groups
+from thinwire.wrappers.host import OnHost
 
 DENSE = "dense"
 _SAMPLED_SIZES = tuple(float(4**exponent) for exponent in range(4, 15))
@@ -47,17 +58,21 @@ class Price:
 
 @dataclass(frozen=True)
 class Pricer:
-    """A model on a cluster. Everything is a pure function of these four.
+    """A model on a cluster. Everything is a pure function of what it is given.
 
     Args:
         measured: the profile, on whatever machine; its times are scaled to the cluster's cores.
         codecs: by spec; ``dense`` must be among them.
+        host: seconds to select from a tensor of so many elements on the host (``host_curve``); for host offload only.
+        scalars: how many numbers of each rank travel with the flags of a step.
     """
 
     measured: ModelProfile
     network: Network
     codecs: Mapping[str, CodecCost]
     cluster: Cluster
+    host: Curve | None = None
+    scalars: int = 0
 
     def __post_init__(self) -> None:
         if DENSE not in self.codecs:
@@ -80,158 +95,149 @@ class Pricer:
 
     def price(self, spec: str, fuse: str) -> Price:
         """Simulate one step."""
-        if spec not in self.codecs:
-            raise ConfigError(f"{spec!r} was not measured; the probe has {', '.join(sorted(self.codecs))}")
-        compressor = prepare(spec)
-        groups = self._groups(spec, compressor, fuse)
-        return self._price(spec, fuse, compressor, self._works(spec, compressor, groups, self._agreement_bytes))
+        groups = make_groups(self.group_plans(spec, fuse), self._tensors, self._prepared(spec))
+        return self._price(spec, fuse, groups, self.works(spec, groups))
 
     def price_ddp(self, groups: Groups) -> Price:
-        """Simulate one step of stock ``DistributedDataParallel`` with these buckets: dense, and no agreement at its end."""
-        compressor = prepare(DENSE)
-        return self._price(DENSE, "ddp", compressor, self._works(DENSE, compressor, groups))
+        """Simulate one step of stock ``DistributedDataParallel`` with these buckets: dense, and no flags at its end."""
+        buckets = make_groups([GroupPlan(names_of(group)) for group in groups], self._tensors, self._prepared(DENSE))
+        return self._price(DENSE, "ddp", buckets, self.works(DENSE, buckets, flags=False))
 
-    def _price(self, spec: str, fuse: str, compressor: Compressor, works: Sequence[GroupWork]) -> Price:
+    def group_plans(self, spec: str, fuse: str) -> list[GroupPlan]:
+        """The groups that a fusion makes of this model with this compressor, for ``make_groups``.
+
+        Raises:
+            ConfigError: the compressor was not measured or does not suit the fusion, or there is no curve of the host.
+        """
+        compressor, planner = self._prepared(spec), parse_fusion(fuse)
+        planner.check(compressor)
+        if not planner.needs_profile:
+            return plan_groups(planner, self.profile.specs, compressor, self.cluster.world_size)
+        small = small_tensors(self.profile.specs, compressor)
+        fused = self.profile.without(small)
+        costs = self._group_costs(spec, compressor, fused)
+        if planner.splits:
+            plans = ssfusion(fused, costs)
+            return with_small(self._offloaded(fused, costs, plans) if planner.offloads else plans, small)
+
+        def plans_of(groups: Groups) -> list[GroupPlan]:
+            return with_small([GroupPlan(names_of(group)) for group in groups], small)
+
+        def finish_s(groups: Groups) -> float:
+            made = make_groups(plans_of(groups), self._tensors, compressor)
+            return self._simulate(made, self.works(spec, made)).finish_s
+
+        groups = planner.plan(fused, costs)
+        # Where ranks have cores to spare, a message takes nothing from backward, and the planner's groups stand.
+        crowded = self.cluster.busy_slowdown > self.cluster.slowdown
+        return plans_of(merge_costly(groups, finish_s) if crowded else groups)
+
+    def _offloaded(self, fused: ModelProfile, costs: GroupCosts, plans: Sequence[GroupPlan]) -> list[GroupPlan]:
+        """With the tensors that the host selects; the dense ones are not selected at all."""
+        if self.host is None:
+            raise ConfigError("host offload needs the host's curve: give Pricer(host=host_curve(tensors, compressor))")
+        sparse = [tuple(self._tensors[name] for name in plan.names if name not in plan.dense) for plan in plans]
+        hosted = offload(fused, costs.encode, sparse, self.host)
+        return [replace(plan, hosted=names_of(chosen)) for plan, chosen in zip(plans, hosted, strict=True)]
+
+    def _prepared(self, spec: str) -> Compressor:
+        if spec not in self.codecs:
+            raise ConfigError(f"{spec!r} was not measured; the probe has {', '.join(sorted(self.codecs))}")
+        return prepare(spec)
+
+    @cached_property
+    def _tensors(self) -> dict[str, TensorSpec]:
+        return {tensor.fqn: tensor for tensor in self.profile.specs}
+
+    def _simulate(self, groups: Sequence[Group], works: Sequence[GroupWork]) -> Simulated:
         profile = self.profile
-        # From the end of one exchange to the next backward nobody sends.
-        rested_s = profile.forward_s + profile.optimizer_s
-        rounds = (compressor.route(tensor).rounds for tensor in profile.specs)
-        simulated = simulate_groups(
+        return simulate_groups(
             works,
             profile.backward_s,
             self.cluster,
             burst_s=self.network.burst_s,
-            rested_s=rested_s,
-            in_lanes=fit_lanes(rounds, self.network.lanes),
+            rested_s=profile.forward_s + profile.optimizer_s,  # from one exchange to the next backward nobody sends
+            in_lanes=fit_lanes(
+                (unit.compressor.rounds for group in groups for unit in group.units), self.network.lanes
+            ),
         )
+
+    def _price(self, spec: str, fuse: str, groups: Sequence[Group], works: Sequence[GroupWork]) -> Price:
+        profile, simulated = self.profile, self._simulate(groups, works)
         messages = [message for work in works for one in work.rounds for message in one]
         return Price(
             spec=spec,
             fuse=fuse,
             step_s=profile.forward_s + simulated.finish_s + profile.optimizer_s,
-            wire_bytes=wire_bytes(profile.specs, compressor, self.cluster.world_size),
-            memory_bytes=memory_bytes(profile.specs, compressor),
+            wire_bytes=_wire_bytes(groups, self.cluster.world_size),
+            memory_bytes=memory_bytes(profile.specs, prepare(spec)),
             messages=len(messages),
             startup_s=sum(message.startup_s for message in messages),
             simulated=simulated,
         )
 
-    def _groups(self, spec: str, compressor: Compressor, fuse: str) -> Groups:
-        """The planner's groups; what stays dense because it is small travels with the last one, as in training."""
-        specs = self.profile.specs
-        small = [tensor for tensor in specs if isinstance(compressor.route(tensor), Dense)]
-        if len(small) == len(specs):
-            small = []
-        fused = [one for one in self.profile.tensors if one.tensor not in small]
-        planner = parse_fusion(fuse)
-        if planner.needs_profile:
-            groups = planner.plan(self._fusion_profile(spec, compressor, fused))
-        else:
-            tensors = [one.tensor for one in fused]
-            groups = planner(tensors, wire_share(tensors, compressor, self.cluster.world_size))
-        return [*groups[:-1], (*groups[-1], *small)]
-
-    def _fusion_profile(self, spec: str, compressor: Compressor, fused: Sequence[TensorProfile]) -> Profile:
+    def _group_costs(self, spec: str, compressor: Compressor, fused: ModelProfile) -> GroupCosts:
         """The step in the words of the fusion planners: one encode time by elements, one message time by bytes."""
         cost, world_size = self.codecs[spec], self.cluster.world_size
-        tensors = tuple(one.tensor for one in fused)
-        density, elems = density_of(compressor), sum(tensor.numel for tensor in tensors)
-        shares = [entry for one in cost.rounds for entry in one]
-        return Profile(
-            tensors=tuple(fused),
+        density = density_of(compressor) or 1.0
+        shares = [asked for one in cost.rounds for asked in one]
+        return GroupCosts(
             encode=Curve(tuple((n, sum(cost.stage_s(n, world_size))) for n in _SAMPLED_SIZES)),
-            message=Curve(tuple((n, sum(self._message(k, s * n).wire_s for k, s in shares)) for n in _SAMPLED_SIZES)),
+            message=Curve(
+                tuple(
+                    (n, sum(self.network.message_s(one.kind, one.share * n) for one in shares)) for n in _SAMPLED_SIZES
+                )
+            ),
             density=density,
-            bytes_per_elem=max(wire_bytes(tensors, compressor, world_size) / (elems * density), 1e-3),
-            message_cost_s=self._stolen_s(shares),
+            bytes_per_elem=max(wire_bytes(fused.specs, compressor, world_size) / (fused.elems * density), 1e-3),
         )
 
-    def _stolen_s(self, shares: Sequence[tuple[Kind, float]]) -> float:
-        """By how much the messages of one more group delay backward, whatever their size."""
-        stolen = self.cluster.busy_slowdown - self.cluster.slowdown
-        return stolen * sum(self.network.cpu_s(kind, 0.0) for kind, _ in shares)
+    def works(self, spec: str, groups: Sequence[Group], *, flags: bool = True) -> list[GroupWork]:
+        """What each group computes and sends.
 
-    def _works(
-        self, spec: str, compressor: Compressor, groups: Groups, agreement_bytes: int | None = None
-    ) -> list[GroupWork]:
+        Args:
+            flags: the last group carries those of the step.
+        """
         ready_s = {one.tensor: one.ready_s for one in self.profile.tensors}
+        count = flag_elems(len(self.profile.tensors), self.scalars, self.cluster.world_size)
         works: list[GroupWork] = []
         previous_s = 0.0
         for group in groups:
-            previous_s = max(previous_s, *(ready_s[tensor] for tensor in group))  # submitted after those before it
-            gathered_bytes = agreement_bytes if group is groups[-1] else None
-            works.append(self._work(spec, compressor, group, previous_s, gathered_bytes))
+            previous_s = max(
+                previous_s, *(ready_s[tensor] for tensor in group.tensors)
+            )  # it leaves after those before it
+            works.append(self._work(spec, group, previous_s, count if flags and group is groups[-1] else None))
         return works
 
-    def _work(
-        self,
-        spec: str,
-        compressor: Compressor,
-        group: Sequence[TensorSpec],
-        ready_s: float,
-        gathered_bytes: int | None,
-    ) -> GroupWork:
-        """The units of a group run side by side: their stages add up, their messages of a round are merged by kind.
+    def _work(self, spec: str, group: Group, ready_s: float, flags: int | None) -> GroupWork:
+        """The units of a group run side by side: their stages add up, their requests of a round are merged.
 
         Args:
-            gathered_bytes: what else is gathered in the first round; None: nothing.
+            flags: how many travel with the first round; None: none do.
         """
         world_size = self.cluster.world_size
-        stages_s: list[float] = []
-        rounds: list[dict[Kind, float]] = []
-        for chosen, tensors in units_of(group, compressor).items():
-            unit, cost = UnitSpec(tensors), self.codecs[DENSE if isinstance(chosen, Dense) else spec]
-            sent_bytes = chosen.wire_bytes(unit, world_size)
-            rounds += [{} for _ in range(len(cost.rounds) - len(rounds))]
-            stages_s += [0.0] * (len(cost.rounds) + 1 - len(stages_s))
-            for stage, seconds in enumerate(cost.stage_s(unit.numel, world_size)):
-                stages_s[stage] += seconds
-            for merged, entries in zip(rounds, cost.rounds, strict=False):
-                for kind, share in entries:
-                    merged[kind] = merged.get(kind, 0.0) + share * sent_bytes
-        rounds = [_with_riders(merged, world_size) for merged in rounds]
-        if gathered_bytes is not None:
-            kind = _carrier(rounds[0], world_size)
-            rounds[0][kind] = rounds[0].get(kind, 0.0) + gathered_bytes
-        messages = tuple(tuple(self._message(kind, n) for kind, n in merged.items()) for merged in rounds)
+        costs = [self.codecs[DENSE if isinstance(innermost(u.compressor), Dense) else spec] for u in group.units]
+        rounds: list[list[tuple[Asked, int]]] = [[] for _ in range(max(len(cost.rounds) for cost in costs))]
+        stages_s, host_s = [0.0] * (len(rounds) + 1), 0.0
+        for unit, cost in zip(group.units, costs, strict=True):
+            sent_bytes = unit.compressor.wire_bytes(unit.spec, world_size)
+            for asked, wanted in zip(rounds, cost.rounds, strict=False):
+                asked += [(one, one.nbytes(sent_bytes, world_size)) for one in wanted]
+            for stage, seconds in enumerate(cost.stage_s(unit.spec.numel, world_size)):
+                if stage == 0 and isinstance(unit.compressor, OnHost) and self.host is not None:
+                    host_s += sum(self.host(tensor.numel) for tensor in unit.spec.tensors)
+                else:
+                    stages_s[stage] += seconds
+        stages_s[0] = max(stages_s[0], host_s)  # the host's thread works beside this one
+        merged = [merged_round(asked, world_size, None if index else flags) for index, asked in enumerate(rounds)]
+        messages = tuple(tuple(self._message(*message) for message in one) for one in merged)
         return GroupWork(ready_s, tuple(stages_s), messages)
-
-    @property
-    def _agreement_bytes(self) -> int:
-        """What travels with the last group of a step: one byte per tensor, and two more, are gathered."""
-        return (self.cluster.world_size - 1) * (2 + len(self.measured.tensors))
 
     def _message(self, kind: Kind, sent_bytes: float) -> Message:
         network = self.network
         startup_s = network.message_s(kind, 0.0)
-        return Message(network.message_s(kind, sent_bytes), network.cpu_s(kind, sent_bytes), sent_bytes, startup_s)
-
-
-def _carrier(messages: Mapping[Kind, float], world_size: int) -> Kind:
-    """What the agreement of the ranks travels with, as in ``comm.merge``.
-
-    Args:
-        messages: sent bytes by kind.
-    """
-    if messages.get("all_to_all") and not messages.get("all_gather"):
-        return "all_to_all"
-    return "all_reduce" if 0 < _reduced_bytes(messages, world_size) <= MOST_COPIED_BYTES else "all_gather"
-
-
-def _with_riders(messages: Mapping[Kind, float], world_size: int) -> dict[Kind, float]:
-    """Short sums as part of an all-to-all, as in ``comm.piggyback``."""
-    reduced_bytes = _reduced_bytes(messages, world_size)
-    if not messages.get("all_to_all") or not 0 < world_size * reduced_bytes <= MOST_PIGGYBACKED_BYTES:
-        return dict(messages)
-    merged = dict(messages)
-    del merged["all_reduce"]
-    merged["all_to_all"] += (world_size - 1) * reduced_bytes
-    return merged
-
-
-def _reduced_bytes(messages: Mapping[Kind, float], world_size: int) -> float:
-    """Of what a ring sends nearly twice."""
-    return messages.get("all_reduce", 0.0) * world_size / max(2 * (world_size - 1), 1)
+        wire_s, cpu_s = network.message_s(kind, sent_bytes), network.cpu_s(kind, sent_bytes)
+        return Message(wire_s, cpu_s, sent_bytes, startup_s, kind)
 
 
 def memory_bytes(tensors: Sequence[TensorSpec], compressor: Compressor) -> int:
@@ -240,8 +246,14 @@ def memory_bytes(tensors: Sequence[TensorSpec], compressor: Compressor) -> int:
     return sum(4 * layout.numel(tensor) for chosen, tensor in routed for layout in chosen.layout().values())
 
 
-def density_of(compressor: Compressor) -> float:
-    """The density of a sparsifier, also inside wrappers; 1 for everything else."""
-    if isinstance(compressor, Wrapper):
-        return density_of(compressor.inner)
-    return float(getattr(compressor, "density", 1.0))
+def innermost(compressor: Compressor) -> Compressor:
+    """Without its wrappers."""
+    return innermost(compressor.inner) if isinstance(compressor, Wrapper) else compressor
+
+
+def _wire_bytes(groups: Sequence[Group], world_size: int) -> int:
+    """What the compressors send of the whole model, however it is cut into groups."""
+    tensors: dict[Compressor, list[TensorSpec]] = {}
+    for unit in (unit for group in groups for unit in group.units):
+        tensors.setdefault(unit.compressor, []).extend(unit.spec.tensors)
+    return sum(chosen.wire_bytes(UnitSpec(tuple(members)), world_size) for chosen, members in tensors.items())

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.core import ConfigError, TensorSpec
-from thinwire.fusion import TensorProfile
+from thinwire.fusion import ModelProfile
+from thinwire.fusion.profile import WARMUP_STEPS
 from thinwire.plan.codecs import relative_error
-from thinwire.plan.model import ModelProfile
 from thinwire.plan.noise import measure_noise, samples
 
 STEPS = 5
-WARMUP_STEPS = 2
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -65,10 +64,9 @@ def profile_model(
         errors = {spec: _errors(spec, names) for spec in specs}
         noise = measure_noise(model, names, batch, loss)
     ready_s = {name: median(run.ready_s.get(name, run.backward_s) for run in runs) for name in names}
-    order = sorted(names, key=lambda name: ready_s[name])
     parameter_bytes = sum(p.nbytes for p in names.values())
-    return ModelProfile(
-        tensors=tuple(TensorProfile(_spec(name, names[name]), ready_s[name]) for name in order),
+    return ModelProfile.in_ready_order(
+        {_spec(name, names[name]): at_s for name, at_s in ready_s.items()},
         forward_s=median(run.forward_s for run in runs),
         backward_s=median(run.backward_s for run in runs),
         optimizer_s=median(run.optimizer_s for run in runs),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from thinwire.plan.model import ModelProfile
+from thinwire.fusion import ModelProfile
 from thinwire.plan.roofs import Roofs
 
 Ceiling = Literal["compute", "memory", "network"]

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from thinwire.compressors.shared.sparse import Sparsifier
-from thinwire.core import Compressor, ConfigError, Wrapper, available, make
+from thinwire.core import ConfigError, available, make
 from thinwire.core.registry import compressor_class
+from thinwire.fusion import ModelProfile
 from thinwire.plan.cluster import Cluster
 from thinwire.plan.codecs import CodecCost
-from thinwire.plan.model import ModelProfile
 from thinwire.plan.network import Network
-from thinwire.plan.price import DENSE, Price, Pricer
+from thinwire.plan.price import DENSE, Price, Pricer, innermost
 from thinwire.plan.probe import now
 from thinwire.plan.result import Candidate, Plan
 from thinwire.plan.roofline import roofline
@@ -123,11 +123,7 @@ def best_fusion(pricer: Pricer, spec: str, fusions: Sequence[str] = FUSIONS) -> 
 
 
 def _mature(spec: str, budget: Budget) -> bool:
-    return budget.experimental or _innermost(make(spec)).maturity == "stable"
-
-
-def _innermost(compressor: Compressor) -> Compressor:
-    return _innermost(compressor.inner) if isinstance(compressor, Wrapper) else compressor
+    return budget.experimental or innermost(make(spec)).maturity == "stable"
 
 
 def _candidate(price: Price, profile: ModelProfile, cost: CodecCost, budget: Budget) -> Candidate:
@@ -204,7 +200,7 @@ def _reasons(winner: Candidate, best: Mapping[str, Price], pricer: Pricer, margi
     else:
         factor = dense.wire_bytes / max(chosen.wire_bytes, 1)
         reasons.append(f"{winner.compress} sends {factor:.1f} × fewer bytes and adds {_added(chosen, pricer)}.")
-    if _innermost(make(winner.compress)).sparse:
+    if innermost(make(winner.compress)).sparse:
         reasons.append("It sends part of the coordinates in each step: use thinwire.optim with it, not plain Adam.")
     if pricer.cluster.busy_slowdown > pricer.cluster.slowdown:
         reasons.append("Ranks share cores: communication takes processor time from backward, and that is counted.")

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from thinwire.comm.piggyback import Kind
 from thinwire.comm.trace import Span
 from thinwire.plan.cluster import Cluster
 
@@ -24,12 +25,14 @@ class Message:
 
     Args:
         startup_s: what it would take without any bytes.
+        kind: the collective; None where nobody asks.
     """
 
     wire_s: float
     cpu_s: float = 0.0
     sent_bytes: float = 0.0
     startup_s: float = 0.0
+    kind: Kind | None = None
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from thinwire.fusion import ModelProfile
 from thinwire.plan.cluster import Cluster
 from thinwire.plan.codecs import CodecCost
 from thinwire.plan.collectives import Backend, Link
-from thinwire.plan.model import ModelProfile
 from thinwire.plan.network import Network, network_of_link
 from thinwire.plan.result import Plan
 from thinwire.plan.search import Budget, choose

@@ -18,14 +18,13 @@ from thinwire.comm.link import Link
 from thinwire.comm.torch_dist import GLOO_LANES, TorchDistTransport
 from thinwire.comm.transport import Tag, Transport
 from thinwire.core import AllGather, Compressor, ConfigError, DesyncError, TensorSpec
-from thinwire.core.schedule import Schedule
 from thinwire.engine.ages import reads_ages, warn_if_blind
 from thinwire.engine.base import Gradients, GradScaler, ParameterSide
 from thinwire.engine.target import Target, resolve
 from thinwire.exchange.channel import Channel
 from thinwire.exchange.membership import Fixed
-from thinwire.fusion import FusionPlanner, parse_fusion
-from thinwire.fusion.groups import density_of, plan_groups
+from thinwire.fusion import parse_fusion
+from thinwire.fusion.groups import plan_groups
 from thinwire.fusion.prepare import prepare
 from thinwire.observe.observer import Observer, Observers
 from thinwire.observe.recorder import Recorder
@@ -95,7 +94,7 @@ def attach(
     auto = compress == "auto"
     target = resolve(module, optimizer)
     compressor, planner = prepare(DENSE if auto else compress), parse_fusion(fuse)
-    _check_fusion(planner, compressor)
+    planner.check(compressor)
     settings = _settings(target, "auto" if auto else str(compressor), fuse, quality)
     tensors = target.tensors
     if transport is None:
@@ -149,18 +148,6 @@ def _planned(plan: Plan, compress: str | Compressor, fuse: str) -> tuple[str, st
     if compress != "auto" or fuse != "auto":
         raise ConfigError(f"plan says {plan.compress!r}, fuse={plan.fuse!r}; leave out compress= and fuse=")
     return plan.compress, plan.fuse
-
-
-def _check_fusion(planner: FusionPlanner, compressor: Compressor) -> None:
-    density = density_of(compressor)
-    if planner.splits and density is None:
-        raise ConfigError(
-            f"fuse={planner.name!r} weighs dense against sparse; {compressor} has no density. Use 'safusion'"
-        )
-    if planner.splits and isinstance(density, Schedule):
-        raise ConfigError(
-            f"fuse={planner.name!r} sets densities itself; {compressor} has one that changes. Use 'safusion'"
-        )
 
 
 def _settings(target: Target, compress: str, fuse: str, quality: Quality) -> AutoSettings | None:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core import Compressor, ConfigError, Layout, State, Step, UnitSpec, make, register
+from thinwire.core import Compressor, ConfigError, Layout, Role, State, Step, UnitSpec, make, register
 from thinwire.wrappers import budgets
 from thinwire.wrappers.density import check_fractions, with_density
 from thinwire.wrappers.per_layer import PerLayerDensity
 
 _UNKNOWN = -1.0
-_SAME_EVERYWHERE = Layout(lambda tensor: 1, replicated=True)
+_SAME_EVERYWHERE = Layout(lambda tensor: 1, Role.REPLICATED)
 _PER_RANK = Layout(lambda tensor: 1)
 _LARGEST = 1e37  # sums over many ranks stay finite
 

@@ -19,7 +19,7 @@ def cheapest(costs: Table, errors: Table, error_budget: float, buckets: int = _B
 
     L-GreCo-like (Alimohammadi et al., MLSys'24): dynamic programming over the errors in ``buckets`` equal steps. Errors are
     rounded to the nearest step, so the bound holds to within half a step per layer. Rounded up it would hold exactly, but
-    then even settings that just meet it, such as those the bound was made from, would not be found.
+    then even settings that just fulfil it, such as those the bound was made from, would not be found.
     """
     if not error_budget >= 0:
         raise ValueError(f"error_budget is {error_budget}; expected a number that is not negative")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import (
-    ELEMENTWISE,
+    RESIDUAL,
     Compressor,
     ConfigError,
     Exchange,
@@ -49,19 +49,16 @@ class ErrorFeedback(Wrapper):
         return {"residual": torch.zeros(unit.numel, device=device), **self.inner.init(unit)}
 
     def layout(self) -> Mapping[str, Layout]:
-        return {"residual": ELEMENTWISE, **self.inner.layout()}
+        return {"residual": RESIDUAL, **self.inner.layout()}
 
     @property
     def checks_finite(self) -> bool:
         return True
 
-    @property
-    def rounds(self) -> int | None:
-        return self.inner.rounds
-
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
-        if self.decay == 1.0 and self.inner.adds_owed(step):
-            step = replace(step, owed=state["residual"])
+        # Kernels that add the residual while they encode add all of it: a decay needs a pass of its own.
+        if self.decay == 1.0 and self.inner.adds_residual(step):
+            step = replace(step, residual=state["residual"])
         else:
             _, finite = kernels.compensate(x, state["residual"], decay=self.decay, out=x)
             if not finite:
@@ -80,10 +77,6 @@ class ErrorFeedback(Wrapper):
 @dataclass(frozen=True, kw_only=True)
 class NoFeedback(Wrapper):
     """Forget what was not sent: no residual memory, but biased compressors then lose part of the gradient for good."""
-
-    @property
-    def rounds(self) -> int | None:
-        return self.inner.rounds
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         return (yield from self.inner.exchange(x, state, step))

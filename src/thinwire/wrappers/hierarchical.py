@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from thinwire.core import (
-    ELEMENTWISE,
     AllGather,
     AllReduce,
     AllToAll,
@@ -19,8 +18,10 @@ from thinwire.core import (
     ConfigError,
     Exchange,
     Exchanged,
+    Layout,
     Reply,
     Request,
+    Role,
     State,
     Step,
     UnitSpec,
@@ -55,7 +56,7 @@ class Hosts:
 
     @property
     def inside(self) -> Partition:
-        """Every host by itself."""
+        """The ranks of each host among themselves."""
         return Partition(self.members, self.rank)
 
     @property
@@ -97,11 +98,15 @@ class Hierarchical(Wrapper):
     def exact_bytes(self) -> bool:
         return False
 
+    @property
+    def rounds(self) -> int | None:
+        return None  # inside hosts and between them, and more of them than what is inside declares
+
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         hosts = Hosts(self.ranks_per_host, step.rank, step.world_size)
         host_mean = yield AllReduce(x, partition=hosts.inside)
         inner_step = replace(step, rank=hosts.own, world_size=hosts.count)
-        weight = hosts.weight
+        weight = hosts.weight  # hosts average with equal weight, so a host with fewer ranks must count for less
         inner = self.inner.exchange(_scaled(host_mean, weight), self._weighted(state, weight), inner_step)
         done = yield from _between_hosts(inner, hosts)
         residual = None if done.residual is None else _scaled(done.residual, 1 / weight)
@@ -110,7 +115,9 @@ class Hierarchical(Wrapper):
     def _weighted(self, state: State, weight: float) -> State:
         """Residuals at rest are per rank, inside the exchange per host: they count like what they are added to."""
         layouts = self.inner.layout()
-        accumulated = [k for k in layouts if layouts[k] == ELEMENTWISE and state[k].is_floating_point()]
+        accumulated = [
+            key for key, layout in layouts.items() if _accumulates(layout) and state[key].is_floating_point()
+        ]
         return {key: _scaled(state[key], weight) if key in accumulated else state[key] for key in layouts}
 
     def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
@@ -128,6 +135,11 @@ class Hierarchical(Wrapper):
     @classmethod
     def examples(cls) -> Sequence[Compressor]:
         return [cls(inner=make("topk(density=0.1)")), cls(ranks_per_host=3, inner=make("oktopk(density=0.1)"))]
+
+
+def _accumulates(layout: Layout) -> bool:
+    """Gradients of this rank are added up in it: a residual or a velocity."""
+    return layout.elementwise and layout.role is not Role.REPLICATED
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
@@ -153,11 +165,11 @@ def _ask(requests: tuple[Request, ...], hosts: Hosts) -> Generator[tuple[Request
     if hosts.world_size == hosts.count:
         return tuple(heard)
     lengths = yield from _lengths(requests, heard, hosts)
-    words = [_to_pass_on(r, reply, n) for r, reply, n in zip(requests, heard, lengths, strict=True)]
-    told = yield tuple(Broadcast(word, partition=hosts.inside) for word in words)
+    passed_on = [_to_pass_on(r, reply, n) for r, reply, n in zip(requests, heard, lengths, strict=True)]
+    replies = yield tuple(Broadcast(one, partition=hosts.inside) for one in passed_on)
     return tuple(
-        list(word.split(length)) if isinstance(request, AllGather) else word
-        for request, word, length in zip(requests, told, lengths, strict=True)
+        list(reply.split(length)) if isinstance(request, AllGather) else reply
+        for request, reply, length in zip(requests, replies, lengths, strict=True)
     )
 
 
@@ -178,7 +190,7 @@ def _lengths(
 
 
 def _to_pass_on(request: Request, reply: Any, lengths: Sequence[int]) -> Tensor:
-    """The reply as one tensor; ranks that have heard nothing give room for it."""
+    """The reply as one tensor; ranks that have heard nothing give memory for it."""
     match request:
         case AllGather():
             total = sum(lengths)

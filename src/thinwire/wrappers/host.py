@@ -39,6 +39,7 @@ class OnHost(Wrapper):
         importance = None if step.importance is None else step.importance.cpu()
         step = replace(step, unit=_on_host(step.unit), weights=weights, importance=importance)
 
+        # The worker runs the code before the first request, so ``Step.on_not_finite`` may be called from its thread.
         def begin() -> _Begun:
             if ready is not None:
                 ready.synchronize()  # on this thread only: nobody else waits for the copy

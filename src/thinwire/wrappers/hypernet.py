@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from thinwire.core import ELEMENTWISE, Compressor, Layout, State, Step, UnitSpec, make, register
+from thinwire.core import ELEMENTWISE, Compressor, Layout, Role, State, Step, UnitSpec, make, register
 from thinwire.core.part import Part
 from thinwire.wrappers import gate_network as network
 from thinwire.wrappers.gate_network import EMBEDDING, NETWORK, ROW, Situation
@@ -18,7 +18,7 @@ from thinwire.wrappers.selection import SAME_EVERYWHERE, LayerSelection, layer_n
 _NUMBERS = 5  # per layer: ‖g+e‖, ‖g‖, ‖w‖, cos(g, m), usefulness
 _SMOOTHING = 0.9
 _UNKNOWN = -1e30
-_ROW = Layout(lambda tensor: ROW, replicated=True)
+_ROW = Layout(lambda tensor: ROW, Role.REPLICATED)
 _ROWS = ("net_weight", "net_first", "net_second")
 
 
@@ -70,14 +70,14 @@ class HyperNet(LayerSelection):
             **dict.fromkeys(_ROWS, _ROW),
             "net_steps": SAME_EVERYWHERE,
             "layer_norm": SAME_EVERYWHERE,
-            "layer_mean": replace(ELEMENTWISE, replicated=True),
+            "layer_mean": replace(ELEMENTWISE, role=Role.REPLICATED),
         }
 
     def numbers(self, x: Tensor, layers: Layers, state: State, step: Step) -> Tensor | None:
         if not layers.count:
             return None
         unit, smoothed = step.unit, state["layer_mean"]
-        compensated = x + state["residual"]
+        compensated = x + state[self.residual_name]
         norms = [layer_norms(one, unit, layers) for one in (compensated, x, smoothed)]
         weights = torch.zeros_like(norms[0]) if step.weights is None else layer_norms(step.weights(), unit, layers)
         along = _products(x, smoothed, unit, layers) / (norms[1] * norms[2]).clamp_min(1e-300)

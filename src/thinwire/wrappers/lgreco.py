@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.core import Compressor, ConfigError, Layout, State, Step, UnitSpec, make, register
+from thinwire.core import Compressor, ConfigError, Layout, Role, State, Step, UnitSpec, make, register, residual_key
 from thinwire.wrappers import budgets
 from thinwire.wrappers.density import check_fractions, with_density
 from thinwire.wrappers.per_layer import PerLayerDensity
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _UNIFORM = _FACTORS.index(1.0)
-_LEVEL = Layout(lambda tensor: 1, replicated=True)
+_LEVEL = Layout(lambda tensor: 1, Role.REPLICATED)
 
 
 @register("lgreco")
@@ -68,7 +68,8 @@ class LGreCo(PerLayerDensity):
         own = {"density_level": state["density_level"]}
         if step.index % self.refresh or not x.numel():
             return None, own
-        compensated = x + state["residual"] if "residual" in state else x
+        key = residual_key(self.inner.layout())
+        compensated = x if key is None else x + state[key]
         left = torch.stack([self._left_behind(part) for part in compensated.split(step.unit.sizes)])
         # Of all that there is to send on this rank: stays in the range of fp32, and all ranks count alike.
         everything = compensated.double().square().sum().clamp_min(1e-300)

@@ -49,10 +49,11 @@ class MomentumCorrection(Wrapper):
         return {"velocity": ELEMENTWISE, **self.inner.layout()}
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
+        # A new tensor: the old velocity must survive a skipped step, and the inner exchange may overwrite x.
         velocity = torch.add(x, state["velocity"], alpha=self.mu)
         done = yield from self.inner.exchange(x.copy_(velocity), self.inner_state(state), step)
         return done._replace(state={"velocity": velocity, **done.state})
 
     @classmethod
     def examples(cls) -> Sequence[Compressor]:
-        return [cls(inner=make("ef | topk(density=0.1)"))]
+        return [cls(inner=make("ef | topk(density=0.1)")), cls(inner=make("int4"))]

@@ -30,7 +30,7 @@ class NormGreedy(LayerSelection):
     """
 
     def numbers(self, x: Tensor, layers: Layers, state: State, step: Step) -> Tensor | None:
-        return layer_norms(x + state["residual"], step.unit, layers).float() if layers.count else None
+        return layer_norms(x + state[self.residual_name], step.unit, layers).float() if layers.count else None
 
     def rank_layers(
         self, agreed: Tensor | None, layers: Layers, ages: Sequence[int], state: State, step: Step

@@ -29,7 +29,7 @@ from thinwire.wrappers.density import check_has_density, has_density, with_densi
 
 @dataclass(frozen=True, kw_only=True)
 class PerLayerDensity(Wrapper):
-    """Base: subclasses say which density each tensor has, and decide anew from numbers that all ranks agree on.
+    """Base: subclasses say which density each tensor has, and revise that from numbers that all ranks agree on.
 
     Tensors of equal density are exchanged together, all densities in the same round. The density of the wrapped
     compressor itself is not used.

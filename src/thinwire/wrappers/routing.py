@@ -16,7 +16,7 @@ from thinwire.core import Compressor, Exchange, State, Step, TensorSpec, Wrapper
 class Route(Wrapper):
     """Biases, norms and other vectors, and anything tiny, go dense; the rest goes to the wrapped compressor.
 
-    Put around every spec that does not route by itself.
+    ``attach`` puts it around every spec without a router.
 
     Args:
         min_elems: tensors with fewer elements stay dense.
@@ -31,10 +31,6 @@ class Route(Wrapper):
     def route(self, tensor: TensorSpec) -> Compressor:
         small = tensor.numel < self.min_elems or len(tensor.shape) < self.min_dims
         return Dense() if small else self.inner.route(tensor)
-
-    @property
-    def rounds(self) -> int | None:
-        return self.inner.rounds
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         return (yield from self.inner.exchange(x, state, step))

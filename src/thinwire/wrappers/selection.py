@@ -12,25 +12,27 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import (
-    ELEMENTWISE,
+    RESIDUAL,
     AllReduce,
     Compressor,
     ConfigError,
     Exchange,
     Exchanged,
     Layout,
+    Role,
     Schedule,
     State,
     Step,
     TensorSpec,
     UnitSpec,
     Wrapper,
+    residual_key,
 )
 from thinwire.core.part import Part
 from thinwire.core.side_by_side import ask, side_by_side
 from thinwire.wrappers.layers import Layers, layers_of, spend
 
-SAME_EVERYWHERE = Layout(lambda tensor: 1, replicated=True)
+SAME_EVERYWHERE = Layout(lambda tensor: 1, Role.REPLICATED)
 _OWN_KEYS = ("layer_picked", "layer_age", "layer_credit")
 _LARGEST = 1e37  # sums over many ranks stay finite
 
@@ -82,7 +84,7 @@ class LayerSelection(Wrapper):
         taken = [key for key in _OWN_KEYS if key in inner]
         if taken:
             raise ConfigError(f"{self.name} cannot select inside another selection; write only one of them")
-        accumulated = [key for key, layout in inner.items() if layout == ELEMENTWISE and key != "residual"]
+        accumulated = [key for key, layout in inner.items() if layout.elementwise and layout.role is Role.PER_RANK]
         if accumulated:
             raise ConfigError(
                 f"{self.name}: {self.inner} accumulates gradients ({', '.join(accumulated)}) and would miss those of "
@@ -121,9 +123,13 @@ class LayerSelection(Wrapper):
         return True
 
     @property
+    def residual_name(self) -> str:
+        """Where what waits is kept: in the residual of what is inside, or else here."""
+        return residual_key(self.inner.layout()) or "residual"
+
+    @property
     def _keeps_residual(self) -> bool:
-        """Nothing inside has a residual, so what waits is kept here."""
-        return "residual" not in self.inner.layout()
+        return residual_key(self.inner.layout()) is None
 
     def route(self, tensor: TensorSpec) -> Compressor:
         routed = self.inner.route(tensor)
@@ -133,7 +139,7 @@ class LayerSelection(Wrapper):
 
     def init(self, unit: UnitSpec) -> State:
         count, device = len(unit.tensors), unit.device
-        own = {"residual": torch.zeros(unit.numel, device=device)} if self._keeps_residual else {}
+        own = {self.residual_name: torch.zeros(unit.numel, device=device)} if self._keeps_residual else {}
         return {
             "layer_picked": torch.ones(count, dtype=torch.bool, device=device),
             "layer_age": torch.zeros(count, dtype=torch.int64, device=device),
@@ -144,7 +150,7 @@ class LayerSelection(Wrapper):
         }
 
     def layout(self) -> Mapping[str, Layout]:
-        own = {"residual": ELEMENTWISE} if self._keeps_residual else {}
+        own = {self.residual_name: RESIDUAL} if self._keeps_residual else {}
         return {**dict.fromkeys(_OWN_KEYS, SAME_EVERYWHERE), **own, **self.extra_layout(), **self.inner.layout()}
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
@@ -154,7 +160,10 @@ class LayerSelection(Wrapper):
             Part(step.unit, tuple(i for i, on in enumerate(flags) if on is side)) for side in (True, False)
         )
         measured = now.numbers(x, layers, state, step)
-        kept = torch.add(waiting.take(x), waiting.take(state["residual"]))
+        kept = torch.add(waiting.take(x), waiting.take(state[self.residual_name]))
+        if not kernels.all_finite(kept):
+            # An overflow would stay in the residual, and every step after this one would be skipped.
+            step.refuse(kept)
         sending = picked.exchange(self.inner, self._given(x, state), state, step) if picked.members else _nothing(x)
         talks = [sending] if measured is None else [sending, ask(AllReduce(_finite(measured)))]
         done, *agreed = yield from side_by_side(talks)
@@ -168,17 +177,18 @@ class LayerSelection(Wrapper):
 
     def _given(self, x: Tensor, state: State) -> Tensor:
         """What picked layers send: with what has waited, where nothing inside adds it."""
-        return x + state["residual"] if self._keeps_residual else x
+        return x + state[self.residual_name] if self._keeps_residual else x
 
     def _inner_after(self, done: Exchanged, picked: Part, waiting: Part, kept: Tensor, state: State) -> State:
         """The state of what is inside, and all residuals, after the exchange."""
         inner = self.inner.layout()
         after = picked.put_state(done.state, state, inner) if picked.members else {key: state[key] for key in inner}
-        residual = torch.zeros_like(state["residual"]) if self._keeps_residual else after["residual"]
+        key = self.residual_name
+        residual = torch.zeros_like(state[key]) if self._keeps_residual else after[key]
         if waiting.members:
             # A copy: where nothing was picked this is still the old state, which must survive a skipped step.
             residual = waiting.put(kept, residual.clone())
-        return {**after, "residual": residual}
+        return {**after, key: residual}
 
     def _choose(self, agreed: Tensor | None, layers: Layers, state: State, step: Step) -> State:
         """The layers of the next step."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.compressors.contrib.varying import VaryingSparsifier
 from thinwire.core import (
-    ELEMENTWISE,
+    RESIDUAL,
     Compressor,
     ConfigError,
     Exchange,
@@ -33,7 +33,7 @@ _EXPECTED_PER_BIN = 10  # measured on a small transformer (docs/sparsifiers-thre
 class AdaComp(VaryingSparsifier):
     """Send, from every bin of neighbours, what the latest gradient g would lift to the bin's largest residual.
 
-    G = residual + g; H = G + (boost - 1)·g; an entry goes where |H| >= max |G| of its bin. So quiet bins send one entry or
+    G = residual + g; H = G + (boost - 1)·g; an entry goes where |H| >= max |G| of its bin. So bins at rest send one entry or
     none, bins in motion send several: how many is left to the data. The rule is the paper's as we understand it; it was not
     compared with code of the authors. Our own: values are sent as ``values`` says, where the paper sends a sign and one scale
     per layer, and all layers share one bin length, where the paper takes 50 for convolutions and 500 elsewhere.
@@ -62,7 +62,7 @@ class AdaComp(VaryingSparsifier):
         return {"residual": torch.zeros(unit.numel, device=device)}
 
     def layout(self) -> Mapping[str, Layout]:
-        return {"residual": ELEMENTWISE}
+        return {"residual": RESIDUAL}
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         total, _ = kernels.compensate(x, state["residual"])

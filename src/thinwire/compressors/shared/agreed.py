@@ -1,7 +1,7 @@
 """Agreed wire scales: the state that the compressors with ``scale="agreed"`` keep, and how it is brought up to date.
 
 Per tensor, ``amax`` is the largest magnitude over the ranks when last measured (every ``refresh`` steps) and ``saturated``
-counts how often a gradient had outgrown it. That is noticed by whoever is affected, told to all with the data, and
+counts how often a gradient had outgrown it. The rank that is affected notices it, told to all with the data, and
 answered in the same step: amax is measured again and the data are sent again, so nothing is ever cut.
 """
 
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core import AllReduce, ConfigError, Layout, Request, State, Step, UnitSpec
+from thinwire.core import AllReduce, ConfigError, Layout, Request, Role, State, Step, UnitSpec
 from thinwire.formats import wire_scale
 
-ONE_PER_TENSOR = Layout(lambda tensor: 1, replicated=True)
+ONE_PER_TENSOR = Layout(lambda tensor: 1, Role.REPLICATED)
 SCALE_POLICIES = ("block", "agreed")
 
 

@@ -54,7 +54,7 @@ def share_shards(
     shard = mean.numel()
     own = slice(step.rank * shard, (step.rank + 1) * shard)
     owned = coder.write(mean, own.start, 1, generator)
-    gathered = yield AllGather.of(owned.room)
+    gathered = yield AllGather.of(owned.headroom)
     whole = memory.empty(step.world_size * shard, device=mean.device)
     coder.read(gathered, whole)
     residual[own].add_(owned.residual, alpha=step.world_size)
@@ -75,10 +75,10 @@ def sharded_mean(
     world, numel = step.world_size, x.numel()
     shard = shard_elems(numel, world, block)
     first, second = (step.generator(p, per_rank=True) if stochastic else None for p in ("sent", "owned"))
-    sent = coder.write(memory.padded(x, shard * world), 0, world, first, step.owed)
+    sent = coder.write(memory.padded(x, shard * world), 0, world, first, step.residual)
     if not sent.finite:
         step.refuse(sent.residual)
-    received = yield AllToAll.of(sent.room)
+    received = yield AllToAll.of(sent.headroom)
     mean = average_shard(received, coder, step, shard, x.device)
     whole, residual = yield from share_shards(mean, sent.residual, owner or coder, step, second)
     return Exchanged(whole[:numel], residual[:numel], state)
@@ -109,7 +109,7 @@ class Blockwise(Compressor):
     def rounds(self) -> int | None:
         return 2 if type(self).exchange is Blockwise.exchange else None
 
-    def adds_owed(self, step: Step) -> bool:
+    def adds_residual(self, step: Step) -> bool:
         fmt, unit, world = self.format, step.unit, step.world_size
         if fmt.by_rows is None or self.stochastic or not unit.numel:
             return False

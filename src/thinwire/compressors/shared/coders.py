@@ -20,7 +20,7 @@ class Written(NamedTuple):
     ``finite`` is False where a kernel that looked found something that is not.
     """
 
-    room: Tensor
+    headroom: Tensor
     residual: Tensor
     finite: bool = True
 
@@ -36,10 +36,10 @@ class Coder(ABC):
     def decode(self, message: Tensor, first: int, weight: float, out: Tensor, accumulate: bool) -> None: ...
 
     def write(
-        self, x: Tensor, first: int, rows: int, generator: torch.Generator | None, owed: Tensor | None = None
+        self, x: Tensor, first: int, rows: int, generator: torch.Generator | None, residual: Tensor | None = None
     ) -> Written:
-        """``x``, with what is ``owed`` added to it, as ``rows`` messages for shards of equal length."""
-        encoded = self.encode(x if owed is None else x.add_(owed), first, generator)
+        """``x + residual`` as ``rows`` messages for shards of equal length."""
+        encoded = self.encode(x if residual is None else x.add_(residual), first, generator)
         return Written(to_rows(encoded, rows), encoded.residual)
 
     def average(self, messages: Reply, first: int, out: Tensor) -> None:
@@ -68,15 +68,15 @@ class FormatCoder(Coder):
         self.format.decode(codes, scales, weight, out, accumulate)
 
     def write(
-        self, x: Tensor, first: int, rows: int, generator: torch.Generator | None, owed: Tensor | None = None
+        self, x: Tensor, first: int, rows: int, generator: torch.Generator | None, residual: Tensor | None = None
     ) -> Written:
         fmt = self.format
         if fmt.by_rows is None or generator is not None:
-            return super().write(x, first, rows, generator, owed)
-        room = memory.with_headroom(rows, fmt.message_bytes(x.numel() // rows), x.device)
-        messages = memory.behind_headroom(room)
-        residual, finite = kernels.encode_rows(x, owed, messages, bits=fmt.by_rows, block=fmt.block, out=x)
-        return Written(room, residual, finite)
+            return super().write(x, first, rows, generator, residual)
+        headroom = memory.with_headroom(rows, fmt.message_bytes(x.numel() // rows), x.device)
+        messages = memory.behind_headroom(headroom)
+        left, finite = kernels.encode_rows(x, residual, messages, bits=fmt.by_rows, block=fmt.block, out=x)
+        return Written(headroom, left, finite)
 
     def average(self, messages: Reply, first: int, out: Tensor) -> None:
         fmt = self.format
@@ -100,10 +100,10 @@ def to_rows(encoded: Encoded, count: int) -> Tensor:
     if encoded.scales is not None:
         parts.append(encoded.scales.view(torch.uint8).view(count, -1))
     lengths = [part.shape[1] for part in parts]
-    room = memory.with_headroom(count, sum(lengths), encoded.codes.device)
-    for place, part in zip(memory.behind_headroom(room).split(lengths, dim=1), parts, strict=True):
+    headroom = memory.with_headroom(count, sum(lengths), encoded.codes.device)
+    for place, part in zip(memory.behind_headroom(headroom).split(lengths, dim=1), parts, strict=True):
         place.copy_(part)
-    return room
+    return headroom
 
 
 def split_message(message: Tensor, fmt: WireFormat, numel: int) -> tuple[Tensor, Tensor | None]:

@@ -11,18 +11,18 @@ _SMALLEST_ROOT = 1e-6  # relative to the largest: anything below is as good as n
 _HALVINGS = 60
 
 
-def layer_blocks(scores: Tensor, blocks: Tensor, budget: int, room: Tensor) -> Tensor:
-    """How many blocks each layer sends: ``budget`` in all, never more than there is ``room`` for.
+def layer_blocks(scores: Tensor, blocks: Tensor, budget: int, capacity: Tensor) -> Tensor:
+    """How many blocks each layer sends: ``budget`` in all, never more than its ``capacity``.
 
     The density of a layer is proportional to the root of its score, clipped to 0.1·density and 0.25 (or 2·density, where
-    that is more); the factor is found by bisection. What the limits leave over goes wherever there is room. All arithmetic
-    is fp64 on replicated numbers: the ranks come to the same result.
+    that is more); the factor is found by bisection. What the limits leave over goes to layers with capacity left. All
+    arithmetic is fp64 on replicated numbers: the ranks get the same result.
 
     Args:
         scores: one per layer, not negative.
         blocks: how many each layer has.
-        budget: how many may be sent; at most the sum of ``room``.
-        room: how many of each layer can be sent at all.
+        budget: how many may be sent; at most the sum of ``capacity``.
+        capacity: how many of each layer can be sent at all.
     """
     total = int(blocks.sum())
     if budget <= 0 or total == 0:
@@ -30,7 +30,7 @@ def layer_blocks(scores: Tensor, blocks: Tensor, budget: int, room: Tensor) -> T
     density = budget / total
     highest = max(HIGHEST_DENSITY, min(1.0, 2 * density))
     shares = _clipped_shares(scores.double(), blocks.double(), budget, LOWEST_SHARE * density, highest)
-    return _whole(_filled(torch.minimum(shares, room.double()), budget, room.double()), budget, room)
+    return _whole(_filled(torch.minimum(shares, capacity.double()), budget, capacity.double()), budget, capacity)
 
 
 def _clipped_shares(scores: Tensor, blocks: Tensor, budget: int, lowest: float, highest: float) -> Tensor:
@@ -46,20 +46,20 @@ def _clipped_shares(scores: Tensor, blocks: Tensor, budget: int, lowest: float, 
     return (high * relative).clamp(lowest, highest) * blocks
 
 
-def _filled(shares: Tensor, budget: int, room: Tensor) -> Tensor:
-    """What the limits left over, spread over the room that is left: the budget is always spent."""
-    spare = room - shares
+def _filled(shares: Tensor, budget: int, capacity: Tensor) -> Tensor:
+    """What the limits left over, spread over the capacity that is left: the budget is always spent."""
+    spare = capacity - shares
     left = (budget - shares.sum()).clamp_min(0.0)
     return shares + spare * (left / spare.sum()) if bool(spare.sum() > 0) else shares
 
 
-def _whole(shares: Tensor, budget: int, room: Tensor) -> Tensor:
+def _whole(shares: Tensor, budget: int, capacity: Tensor) -> Tensor:
     """Whole numbers that add up to the budget: rounded down, then one more each in order of what was cut off."""
-    counts = shares.floor().to(room.dtype)
+    counts = shares.floor().to(capacity.dtype)
     while (missing := budget - int(counts.sum())) != 0:
         step = 1 if missing > 0 else -1
-        open_layers = counts < room if step > 0 else counts > 0
-        assert bool(open_layers.any()), f"{budget} blocks do not fit into a room of {int(room.sum())}"
+        open_layers = counts < capacity if step > 0 else counts > 0
+        assert bool(open_layers.any()), f"{budget} blocks do not fit into a capacity of {int(capacity.sum())}"
         wish = torch.where(open_layers, step * (shares - counts), -torch.inf)
         chosen = wish.sort(descending=True, stable=True).indices[: min(abs(missing), int(open_layers.sum()))]
         counts[chosen] += step

@@ -80,10 +80,10 @@ EXPORT int tw_encode_rows(int bits, const float *grad, const float *residual, fl
                           int64_t block, uint8_t *messages, int64_t stride) {
     int finite = 1;
     for (int64_t r = 0; r < rows; r++, grad += n, out += n, messages += stride) {
-        const float *owed = residual ? residual + r * n : NULL;
+        const float *old = residual ? residual + r * n : NULL;
         uint8_t *scales = messages + code_bytes(bits, n);
-        finite &= bits == 8 ? active->int8_encode(grad, owed, out, n, block, (int8_t *)messages, (float *)scales)
-                            : active->int4_encode(grad, owed, out, n, block, messages, (uint16_t *)scales);
+        finite &= bits == 8 ? active->int8_encode(grad, old, out, n, block, (int8_t *)messages, (float *)scales)
+                            : active->int4_encode(grad, old, out, n, block, messages, (uint16_t *)scales);
     }
     return finite;
 }

@@ -29,7 +29,7 @@ class _Scratch(threading.local):
         self._pointers = _ScratchPointers()
 
     def for_selection_from(self, numel: int) -> tuple[Tensor, Tensor]:
-        """Room for all of `numel` values and their indices."""
+        """Space for all of `numel` values and their indices."""
         if numel > self._elems:
             self._grow(numel)
         return self._values, self._indices

@@ -29,7 +29,7 @@ def run(compiled: Any, programs: int, like: Tensor, *arguments: Any, **constants
 
 
 def zero_flag(like: Tensor) -> Tensor:
-    """A zero that kernels set to 1 when they meet a NaN or an infinity."""
+    """A zero that kernels set to 1 when they find a NaN or an infinity."""
     return torch.zeros(1, dtype=torch.int32, device=like.device)
 
 

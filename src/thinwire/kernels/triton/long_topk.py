@@ -2,7 +2,7 @@
 
 The 31 bits of a magnitude are looked at in four digits, the first of which is the exponent. Each round counts, per
 group, the digits of those magnitudes that still agree with the cut-off, then fixes its next digit. What lies above the
-cut-off is kept, and of what equals it as many as there is room for, lowest index first. Nothing waits for the device.
+cut-off is kept, and of what equals it as many as there are slots left, lowest index first. Nothing waits for the device.
 """
 
 import torch
@@ -39,7 +39,7 @@ def long_topk(
 ) -> None:
     """Compensate, select and pack the long groups of a plan."""
     tiling = plan.tiling
-    cutoffs, room = _cutoffs(grad, residual, plan, out, nonfinite)
+    cutoffs, slots = _cutoffs(grad, residual, plan, out, nonfinite)
     counts = torch.zeros(2, tiling.tiles + 1, dtype=torch.int64, device=out.device)
     arguments = out, *tiling.tensors, cutoffs
     launch.run(_count_kept, tiling.tiles, out, *arguments, counts[0], counts[1], TILE=TILE_ELEMS)
@@ -49,7 +49,7 @@ def long_topk(
         tiling.tiles,
         out,
         *arguments,
-        room,
+        slots,
         tiling.first_tiles,
         plan.entries,
         above_before,
@@ -67,7 +67,7 @@ def _cutoffs(
     tiling, groups = plan.tiling, len(plan.ks)
     histogram = torch.zeros(groups, _BINS, dtype=torch.int32, device=out.device)
     cutoffs = torch.zeros(groups, dtype=torch.int32, device=out.device)
-    room = plan.ks.to(torch.int32, copy=True)
+    slots = plan.ks.to(torch.int32, copy=True)
     sources = grad, grad if residual is None else residual, out
     launch.run(
         _compensate_and_count_digits,
@@ -82,11 +82,11 @@ def _cutoffs(
         BINS=_BINS,
         SHIFT=_FIRST_SHIFT,
     )
-    launch.run(_fix_digit, groups, out, histogram, cutoffs, room, BINS=_BINS, SHIFT=_FIRST_SHIFT)
+    launch.run(_fix_digit, groups, out, histogram, cutoffs, slots, BINS=_BINS, SHIFT=_FIRST_SHIFT)
     for shift, shift_before in _LATER_DIGITS:
         _count_later_digit(tiling, out, histogram, cutoffs, shift, shift_before)
-        launch.run(_fix_digit, groups, out, histogram, cutoffs, room, BINS=_BINS, SHIFT=shift)
-    return cutoffs, room
+        launch.run(_fix_digit, groups, out, histogram, cutoffs, slots, BINS=_BINS, SHIFT=shift)
+    return cutoffs, slots
 
 
 def _count_later_digit(
@@ -157,19 +157,19 @@ def _add_digits(
 
 @kernel
 def _fix_digit(
-    histogram: tl.tensor, cutoffs: tl.tensor, room: tl.tensor, BINS: tl.constexpr, SHIFT: tl.constexpr
+    histogram: tl.tensor, cutoffs: tl.tensor, slots: tl.tensor, BINS: tl.constexpr, SHIFT: tl.constexpr
 ) -> None:
-    """The digit at which the counts, from the largest digit down, reach the room."""
+    """The digit at which the counts, from the largest digit down, reach the slots left."""
     group = tl.program_id(0).to(tl.int64)
     digit = tl.arange(0, BINS)
     counts = tl.load(histogram + group * BINS + digit)
-    wanted = tl.load(room + group)
+    wanted = tl.load(slots + group)
     reached = tl.cumsum(counts, axis=0, reverse=True)
     here = (reached >= wanted) & (reached - counts < wanted)
     fixed = tl.load(cutoffs + group) | (tl.sum(tl.where(here, digit, 0), axis=0) << SHIFT)
     # A group that keeps nothing gets a cut-off above every key.
     tl.store(cutoffs + group, tl.where(wanted > 0, fixed, 0x7FFFFFFF))
-    tl.store(room + group, wanted - tl.sum(tl.where(here, reached - counts, 0), axis=0))
+    tl.store(slots + group, wanted - tl.sum(tl.where(here, reached - counts, 0), axis=0))
 
 
 @kernel
@@ -201,7 +201,7 @@ def _pack_kept(
     strides: tl.tensor,
     lengths: tl.tensor,
     cutoffs: tl.tensor,
-    room: tl.tensor,
+    slots: tl.tensor,
     first_tiles: tl.tensor,
     entries: tl.tensor,
     above_before: tl.tensor,
@@ -218,7 +218,7 @@ def _pack_kept(
     tied = tl.load(tied_before + tl.program_id(0)) - tl.load(tied_before + first)
 
     ties = inside & (key == cutoff)
-    keep = (inside & (key > cutoff)) | (ties & (tied + rank_of(ties, 0) < tl.load(room + group)))
-    before = tl.load(entries + group) + above + tl.minimum(tied, tl.load(room + group))
+    keep = (inside & (key > cutoff)) | (ties & (tied + rank_of(ties, 0) < tl.load(slots + group)))
+    before = tl.load(entries + group) + above + tl.minimum(tied, tl.load(slots + group))
     write_payload(unit, keep, index, before + rank_of(keep, 0), values, indices)
     tl.store(out + index, tl.zeros_like(unit), mask=keep)

@@ -118,5 +118,5 @@ def _largest(keys: tl.tensor, inside: tl.tensor, k: tl.tensor) -> tl.tensor:
         cutoff = tl.where(reached >= kept, candidate, cutoff)
     above = keys > cutoff
     tied = (keys == cutoff) & inside
-    room = kept - tl.sum(above.to(tl.int32), axis=1, keep_dims=True)
-    return above | (tied & (rank_of(tied, 1) < room))
+    slots = kept - tl.sum(above.to(tl.int32), axis=1, keep_dims=True)
+    return above | (tied & (rank_of(tied, 1) < slots))

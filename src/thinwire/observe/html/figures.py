@@ -104,7 +104,7 @@ def sent_bytes(contest: Contest) -> Any:
     )
     figure.update_traces(textposition="outside")
     figure.update_layout(showlegend=False)
-    figure.update_xaxes(range=[0, 1.35 * max(megabytes, default=0.0) or 1.0])  # room for the texts
+    figure.update_xaxes(range=[0, 1.35 * max(megabytes, default=0.0) or 1.0])  # space for the texts
     return _first_on_top(figure)
 
 

@@ -18,7 +18,7 @@ STYLE = """
 body { max-width: 1180px; margin: 0 auto; padding: 24px; }
 h1 { font-size: 1.6rem; margin: 0 0 4px; } h2 { font-size: 1.25rem; margin: 24px 0 8px; }
 h3 { font-size: 1rem; margin: 0; }
-p { margin: 4px 0 12px; } .quiet { color: #60646c; font-size: .9rem; }
+p { margin: 4px 0 12px; } .note { color: #60646c; font-size: .9rem; }
 .grid { display: grid; gap: 16px; margin: 16px 0;
   grid-template-columns: repeat(auto-fit, minmax(min(520px, 100%), 1fr)); }
 .card { background: #fff; border: 1px solid #e1e4e8; border-radius: 10px; padding: 14px 16px; min-width: 0; }
@@ -74,7 +74,7 @@ def write_html(contests: Sequence[Contest], path: Path) -> None:
 
 def _contest(contest: Contest) -> str:
     charts = "".join(_card(title, note, draw(contest)) for title, note, draw in CHARTS)
-    note = f'<p class="quiet">{escape(FLOOR_NOTE)}</p>' if contest.floor else ""
+    note = f'<p class="note">{escape(FLOOR_NOTE)}</p>' if contest.floor else ""
     return (
         f"<h2>{escape(contest.directory.name)}</h2><p>{escape(describe(contest))}</p>"
         f'<div class="card scroll">{_summary_table(contest)}</div>{note}'
@@ -108,7 +108,7 @@ def _card(title: str, note: str, figure: Any) -> str:
     chart = figure.to_html(
         full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True}
     )
-    return f'<div class="card"><h3>{escape(title)}</h3><p class="quiet">{escape(note)}</p>{chart}</div>'
+    return f'<div class="card"><h3>{escape(title)}</h3><p class="note">{escape(note)}</p>{chart}</div>'
 
 
 def _timelines(contest: Contest) -> str:
@@ -125,7 +125,7 @@ def _timelines(contest: Contest) -> str:
 
 
 def _ledgers(contest: Contest) -> str:
-    """What compression loses against the noise, for the runs that have kept books."""
+    """What compression loses against the noise, for the runs that have an error ledger."""
     note = "Both of the mean over the ranks. An error far below the noise does no harm."
     kept = [(run, [event for event in run.ranks[0] if event["kind"] == "ledger"]) for run in contest.runs]
     return "".join(
@@ -150,7 +150,7 @@ def _seconds_card(contest: Contest) -> str:
         "Mean milliseconds per step. Only the first is time in which training stood still; the rest overlaps with it."
     )
     table = _table(["run", *(title for _, title in SECONDS)], rows)
-    return f'<div class="card"><h3>thinwire\'s account</h3><p class="quiet">{note}</p>{table}</div>'
+    return f'<div class="card"><h3>thinwire\'s account</h3><p class="note">{note}</p>{table}</div>'
 
 
 def _seconds_row(run: Run) -> list[str]:

@@ -31,7 +31,7 @@ def _body(plan: PlanJson) -> str:
     reasons = "".join(f"<p>{escape(reason)}</p>" for reason in plan["reasons"])
     return (
         f"<h2>{escape(plan['compress'])}, fuse={escape(plan['fuse'])}: {1e3 * plan['step_s']:.1f} ms predicted</h2>"
-        f'<p class="quiet">{plan["world_size"]} ranks · quality {escape(plan["quality"])} · {escape(facts)} · '
+        f'<p class="note">{plan["world_size"]} ranks · quality {escape(plan["quality"])} · {escape(facts)} · '
         f"{escape(plan['date'])}</p>{reasons}"
         f'<div class="card scroll">{_table(_COLUMNS, _rows(plan))}</div><div class="grid">{_charts(plan)}</div>'
     )
