@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from thinwire.autopilot.measure import codec_costs
 from thinwire.core import TensorSpec
 from thinwire.demo.settings import Contestant
-from thinwire.autopilot.measure import codec_costs
 from thinwire.fusion import Groups
 from thinwire.plan import Plan, Pricer
 

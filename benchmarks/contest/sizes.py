@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from benchmarks.contest.lineup import AUTO, SAFE_SPECS, STOCK_DDP
 from benchmarks.step.interleaved import CLOSE, warmup_steps
 
+from thinwire.autopilot.controller import planned_after
 from thinwire.core import TensorSpec
 from thinwire.demo.settings import Contestant
-from thinwire.autopilot.controller import planned_after
 from thinwire.fusion.prepare import prepare, wire_bytes
 from thinwire.plan.price import DENSE
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import thinwire.api  # noqa: F401  (registers the compressors)
 from thinwire.core import TensorSpec
 from thinwire.demo.model import GPT, SIZES
-from thinwire.engine.received import Ages
+from thinwire.engine.ages import Ages
 from thinwire.fusion.prepare import prepare
 from thinwire.optim import AdamW
 

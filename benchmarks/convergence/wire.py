@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import thinwire.api  # noqa: F401  (registers the compressors)
 from thinwire.comm.simulate import simulate
 from thinwire.core import State, Step, TensorSpec
-from thinwire.engine.groups import Unit, make_group
-from thinwire.engine.importance import importance
-from thinwire.engine.received import Ages
+from thinwire.engine.ages import Ages
+from thinwire.engine.base import ParameterSide
+from thinwire.fusion.groups import Unit, make_group
 from thinwire.fusion.prepare import prepare
 
 
@@ -44,8 +44,10 @@ class SimulatedWire:
 
     def _exchange_unit(self, index: int, unit: Unit, gradients: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         exchanges = []
-        weights = partial(self._weights, unit) if unit.compressor.needs_weights else None
-        matters = importance(unit, self._parameters, self.optimizer) if unit.compressor.needs_importance else None
+        optimizers = () if self.optimizer is None else (self.optimizer,)
+        side = ParameterSide(self._parameters, optimizers)
+        weights = partial(side.weights, unit) if unit.compressor.needs_weights else None
+        matters = side.importance(unit) if unit.compressor.needs_importance else None
         for rank, mine in enumerate(gradients):
             x = torch.cat([mine[tensor.fqn].reshape(-1) for tensor in unit.spec.tensors])
             step = Step(self._step, unit.spec, rank, self._world_size, self._seed, weights, matters)
@@ -55,9 +57,6 @@ class SimulatedWire:
             self._states[rank][index] = result.state
         parts = results[0].mean.split(unit.spec.sizes)
         return {t.fqn: part.view(t.shape).clone() for t, part in zip(unit.spec.tensors, parts, strict=True)}
-
-    def _weights(self, unit: Unit) -> Tensor:
-        return torch.cat([self._parameters[tensor.fqn].detach().reshape(-1) for tensor in unit.spec.tensors])
 
     def _state(self, rank: int, index: int) -> State:
         return self._states[rank][index]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import thinwire.api  # noqa: F401  (registers the compressors)
 from thinwire.compressors.contrib.varying import VaryingSparsifier
 from thinwire.core import Compressor, TensorSpec, Wrapper, available
-from thinwire.engine.groups import make_group
+from thinwire.fusion.groups import make_group
 from thinwire.fusion.prepare import prepare
 
 HALVINGS = 24

@@ -15,7 +15,7 @@ from torch import Tensor
 from thinwire.comm import simulate
 from thinwire.compressors.dgc import DGC
 from thinwire.core import Compressor, State, Step, TensorSpec, UnitSpec, make, residual_key
-from thinwire.engine.groups import make_group
+from thinwire.fusion.groups import make_group
 from thinwire.fusion.prepare import prepare
 from thinwire.wrappers import with_feedback
 

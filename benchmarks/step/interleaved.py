@@ -19,13 +19,13 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from thinwire.autopilot.controller import PLANNING_STEPS as AUTO_STEPS
 from thinwire.demo.contender import Contender, make_contender
 from thinwire.demo.data import load_corpus
 from thinwire.demo.ddp_hooks import POWERSGD_DENSE_STEPS
 from thinwire.demo.settings import Contestant, Workload
 from thinwire.demo.train import collective_timeout_s, train_step
 from thinwire.demo.turns import order_of_turn
-from thinwire.autopilot.controller import PLANNING_STEPS as AUTO_STEPS
 from thinwire.fusion import parse_fusion
 from thinwire.observe.events import EventWriter
 

@@ -240,8 +240,8 @@ def _resume_one(compressor: Compressor, specimen: Specimen, regroup: bool) -> No
         )
         if step == 1:
             resumed = _restarted(resumed, specimen)
-    for one, other in zip(straight.stores, resumed.stores, strict=True):
-        _same_state(one.by_name(), other.by_name())
+    for one, other in zip(straight.at_rest, resumed.at_rest, strict=True):
+        _same_state(one, other)
 
 
 def _by_name(specimen: Specimen, rank: int, step: int) -> dict[str, Tensor]:
@@ -253,11 +253,11 @@ def _restarted(world: World, specimen: Specimen) -> World:
     """A new world with the state of the old one, through a file that holds no code."""
     fresh = World(specimen.unit.tensors, world.compressor, world.world_size)
     fresh.index = world.index
-    for old, new in zip(world.stores, fresh.stores, strict=True):
+    for rank, old in enumerate(world.at_rest):
         file = io.BytesIO()
-        torch.save(old.by_name(), file)
+        torch.save(old, file)
         file.seek(0)
-        new.load(torch.load(file, weights_only=True))
+        fresh.load(rank, torch.load(file, weights_only=True))
     return fresh
 
 

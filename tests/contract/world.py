@@ -12,8 +12,8 @@ from torch import Tensor
 from thinwire.comm import simulate
 from thinwire.comm.merge import merge
 from thinwire.core import Compressor, Exchange, Exchanged, Request, State, Step, TensorSpec, UnitSpec
-from thinwire.engine.groups import Group, make_group
-from thinwire.engine.states import StateStore
+from thinwire.exchange import states
+from thinwire.fusion.groups import Group, make_group
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,16 @@ def _noted(exchange: Exchange, asked: list[tuple[Request, ...]]) -> Exchange:
 
 
 class World:
-    """Ranks that exchange whole groups and keep their state by name, as an attached model does."""
+    """Ranks that exchange whole groups and keep their state by name, as a channel does at rest.
+
+    Attributes:
+        at_rest: by rank, the state of every tensor by name.
+    """
 
     def __init__(self, tensors: Sequence[TensorSpec], compressor: Compressor, world_size: int) -> None:
         self.compressor, self.world_size = compressor, world_size
-        self.stores = [StateStore(tensors, compressor) for _ in range(world_size)]
+        self.tensors = tuple(tensors)
+        self.at_rest = [states.initial(tensors, compressor) for _ in range(world_size)]
         self.index = 0
 
     def group(self, tensors: Sequence[TensorSpec]) -> Group:
@@ -75,19 +80,30 @@ class World:
         """Exchange all groups; ``gradients[rank]`` and the returned means are flat and by name."""
         means: list[dict[str, Tensor]] = [{} for _ in range(self.world_size)]
         for group in groups:
-            merged = [merge(self._exchanges(group, rank, gradients[rank])) for rank in range(self.world_size)]
+            bound = [states.bind([group], at_rest) for at_rest in self.at_rest]
+            merged = [
+                merge(self._exchanges(group, rank, by_unit, gradients[rank])) for rank, (by_unit, _) in enumerate(bound)
+            ]
             for rank, results in enumerate(simulate(merged)):
                 for unit, result in zip(group.units, results, strict=True):
                     names = [tensor.fqn for tensor in unit.spec.tensors]
                     means[rank].update(zip(names, result.mean.split(unit.spec.sizes), strict=True))
-                self.stores[rank].commit({u: r.state for u, r in zip(group.units, results, strict=True)})
+                new = {unit: result.state for unit, result in zip(group.units, results, strict=True)}
+                self.at_rest[rank].update(states.at_rest(new, bound[rank][1]))
         self.index += 1
         return means
 
-    def _exchanges(self, group: Group, rank: int, gradients: dict[str, Tensor]) -> list[Exchange]:
+    def load(self, rank: int, at_rest: states.ByName) -> None:
+        """Go on from saved states, checked as a checkpoint's are."""
+        states.check(at_rest, {}, self.tensors, self.compressor)
+        self.at_rest[rank] = at_rest
+
+    def _exchanges(
+        self, group: Group, rank: int, by_unit: states.ByUnit, gradients: dict[str, Tensor]
+    ) -> list[Exchange]:
         exchanges = []
         for unit in group.units:
             x = torch.cat([gradients[tensor.fqn] for tensor in unit.spec.tensors])
             step = Step(self.index, unit.spec, rank, self.world_size)
-            exchanges.append(unit.compressor.exchange(x, self.stores[rank].of(unit), step))
+            exchanges.append(unit.compressor.exchange(x, by_unit[unit], step))
         return exchanges

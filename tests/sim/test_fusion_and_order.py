@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -14,16 +13,15 @@ from torch import Tensor
 
 from contract.menagerie import BY_NAME
 from contract.world import World, run_unit
-from sim.threads import ThreadedWorld, run_ranks
+from sim.threads import ThreadedWorld, link_threads, run_ranks
 from thinwire import make
-from thinwire.comm import Delayed, Tag, simulate
+from thinwire.comm import Delayed, Link, Tag, Transport, simulate
 from thinwire.comm.merge import merge
 from thinwire.comm.simulate import answer
 from thinwire.core import AllReduce, Compressor, Exchange, Exchanged, Reply, Request, Step, TensorSpec, UnitSpec
-from thinwire.engine.group_queue import GroupQueue
-from thinwire.engine.groups import Group, make_group
-from thinwire.engine.session import Session
+from thinwire.exchange import Channel, Fixed
 from thinwire.fusion import fixed_groups, parse_fusion
+from thinwire.fusion.groups import GroupPlan, names_of
 from thinwire.fusion.prepare import prepare
 
 MIXED = (
@@ -105,50 +103,45 @@ def test_groups_partition_the_tensors_in_order(shapes: list[tuple[int, ...]], ca
 def test_every_element_is_averaged_exactly_once(
     shapes: list[tuple[int, ...]], fuse: str, spec: str, delays: Sequence[float]
 ) -> None:
-    """Through scheduler, framing and merging, with ranks and messages that complete late, each in its own way."""
+    """Through link, framing and merging, with ranks and messages that complete late, each in its own way."""
     tensors = [TensorSpec(f"t{i}", shape) for i, shape in enumerate(shapes)]
-    compressor = prepare(spec)
-    groups = [make_group(group, compressor) for group in parse_fusion(fuse)(tensors)]
+    plans = [GroupPlan(names_of(group)) for group in parse_fusion(fuse)(tensors)]
     world = ThreadedWorld(2)
 
-    def rank(index: int) -> list[dict[str, list[Tensor]]]:
+    def rank(index: int) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
         def delay_s(tag: Tag) -> float:
             return delays[(tag.group + tag.round + 5 * index) % len(delays)]
 
-        session = Session(
-            Delayed(world.transport(index), delay_s),
-            _parameters(tensors),
-            tensors,
-            compressor,
-            config=1,
-            seed=0,
-            scaler=None,
-        )
         written = []
-        for step in range(2):
-            means: dict[str, list[Tensor]] = {tensor.fqn: [] for tensor in tensors}
-            for group in groups:
-                gradients = {t.fqn: _gradient(t, index, step) for t in group.tensors}
-                used = [True] * len(tensors) if group is groups[-1] else None
-                session.submit(group, gradients, partial(_note, means), used=used)
-            session.wait(session.end_step(lambda counts, used: None))
-            written.append(means)
-        session.scheduler.close()
+        with _channel(Delayed(world.transport(index), delay_s), tensors, prepare(spec), plans) as channel:
+            covered = [tensor.fqn for group in channel.groups for tensor in group.tensors]
+            assert sorted(covered) == sorted(tensor.fqn for tensor in tensors), "each in one group, once"
+            for step in range(2):
+                outs = {tensor.fqn: torch.full(tensor.shape, float("nan")) for tensor in tensors}
+                transaction = channel.begin()
+                for tensor in tensors:
+                    transaction.add(tensor.fqn, _gradient(tensor, index, step), out=outs[tensor.fqn])
+                transaction.close()
+                outcome = transaction.wait()
+                assert outcome.committed
+                written.append((dict(outcome.means), outs))
         return written
 
     for written in run_ranks(rank, 2):
-        for step, means in enumerate(written):
+        for step, (means, outs) in enumerate(written):
+            assert means.keys() == outs.keys()
             for tensor in tensors:
                 expected = (_gradient(tensor, 0, step) + _gradient(tensor, 1, step)) / 2
-                assert [one.tolist() for one in means[tensor.fqn]] == [expected.tolist()]
+                assert means[tensor.fqn].tolist() == outs[tensor.fqn].tolist() == expected.tolist()
 
 
-def _parameters(tensors: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    return {tensor.fqn: torch.zeros(tensor.shape) for tensor in tensors}
-
-
-def _note(means: dict[str, list[Tensor]], tensor: TensorSpec, mean: Tensor) -> None:
-    means[tensor.fqn].append(mean.clone())
+@contextmanager
+def _channel(
+    transport: Transport, tensors: Sequence[TensorSpec], compressor: Compressor, plans: Sequence[GroupPlan]
+) -> Iterator[Channel]:
+    link = Link(transport, config=1)
+    yield Channel("grad", tensors, Fixed(link), compressor, plans)
+    link.close()
 
 
 def _gradient(tensor: TensorSpec, rank: int, step: int) -> Tensor:
@@ -177,35 +170,21 @@ def test_messages_are_started_in_the_same_order_on_all_ranks() -> None:
     world = ThreadedWorld(2)
     tensors = [TensorSpec(f"t{rounds}", (rounds,)) for rounds in (5, 1, 3, 2, 4)]
 
+    plans = [GroupPlan((tensor.fqn,)) for tensor in tensors]
+
     def rank(index: int) -> None:
         transport = Delayed(world.transport(index, orders[index]), lambda tag: 0.002 * ((tag.group + index) % 2))
-        session = Session(transport, _parameters(tensors), tensors, _Chatty(), config=1, seed=0, scaler=None)
-        for tensor in tensors:
-            used = [True] * len(tensors) if tensor is tensors[-1] else None
-            gradients = {tensor.fqn: torch.ones(tensor.shape)}
-            session.submit(make_group([tensor], _Chatty()), gradients, lambda *_: None, used=used)
-        session.wait(session.end_step(lambda counts, used: None))
-        session.scheduler.close()
+        with _channel(transport, tensors, _Chatty(), plans) as channel:
+            transaction = channel.begin()
+            for tensor in tensors:
+                transaction.add(tensor.fqn, torch.ones(tensor.shape))
+            transaction.close()
+            assert transaction.wait().committed
 
     run_ranks(rank, 2)
     assert orders[0] == orders[1]
-    assert len(orders[0]) == 5 + 1 + 3 + 2 + 4, "every round; the agreement travels with the last group"
-    assert not [thread for thread in threading.enumerate() if thread.name == "thinwire-comm"]
-
-
-class _Fixed:
-    """Steers nothing."""
-
-    quiet = False
-
-    def __init__(self, groups: list[Group]) -> None:
-        self._groups = groups
-
-    def groups(self) -> list[Group]:
-        return self._groups
-
-    def after_step(self, groups: Sequence[Group]) -> list[Group] | None:
-        return None
+    assert len(orders[0]) == 5 + 1 + 3 + 2 + 4, "every round; the flags travel with the last group"
+    assert not link_threads()
 
 
 class _TwoRounds(_Chatty):
@@ -230,7 +209,7 @@ def test_every_lane_has_the_same_order_on_all_ranks(
 ) -> None:
     """Whatever becomes ready or arrives first, and also where the second rank has no gradient for some."""
     tensors = [TensorSpec(f"t{i}", (2,)) for i in range(9)]
-    groups = [make_group(tensors[i : i + per_group], _TwoRounds()) for i in range(0, 9, per_group)]
+    plans = [GroupPlan(names_of(tensors[i : i + per_group])) for i in range(0, 9, per_group)]
     orders: list[list[Tag]] = [[] for _ in range(2)]
     world = ThreadedWorld(2, lanes=2)
 
@@ -238,18 +217,18 @@ def test_every_lane_has_the_same_order_on_all_ranks(
         transport = Delayed(
             world.transport(index, orders[index]), lambda tag: delays[(tag.group + 3 * tag.round + index) % 7]
         )
-        session = Session(transport, _parameters(tensors), tensors, _TwoRounds(), config=1, seed=0, scaler=None)
         means: list[Tensor] = []
-        queue = GroupQueue(session, _Fixed(groups), lambda _, mean: means.append(mean), lambda: [True] * 9)
-        for _ in range(2):
-            for i in ready[index]:
-                if index == 0 or i not in unused:
-                    queue.add(f"t{i}", torch.ones(2))
-            queue.submit_rest()
-            session.wait(session.end_step(lambda counts, used: None))
-            queue.end_step()
-            queue.clear()
-        session.scheduler.close()
+        with _channel(transport, tensors, _TwoRounds(), plans) as channel:
+            assert channel.members.link().rounds_in_lanes
+            for _ in range(2):
+                transaction = channel.begin()
+                for i in ready[index]:
+                    if index == 0 or i not in unused:
+                        transaction.add(f"t{i}", torch.ones(2))
+                transaction.close()
+                outcome = transaction.wait()
+                assert outcome.used == {tensor.fqn for tensor in tensors}
+                means += outcome.means.values()
         return means
 
     for means in run_ranks(rank, 2):
@@ -258,9 +237,9 @@ def test_every_lane_has_the_same_order_on_all_ranks(
         mine, other = ([tag for tag in order if tag.round == lane] for order in orders)
         assert mine == other
         assert [(tag.step, tag.group) for tag in mine] == [
-            (step, group) for step in range(2) for group in range(len(groups))
+            (step, group) for step in range(2) for group in range(len(plans))
         ]
-    assert not [thread for thread in threading.enumerate() if thread.name == "thinwire-comm"]
+    assert not link_threads()
 
 
 def test_regrouping_keeps_the_residuals() -> None:
@@ -275,7 +254,7 @@ def test_regrouping_keeps_the_residuals() -> None:
         split = [dict(zip([t.fqn for t in tensors], g.split(specimen.unit.sizes), strict=True)) for g in gradients]
         means = world.step([world.group(group) for group in groups], split)[0]
         got_sum += torch.cat([means[tensor.fqn] for tensor in tensors])
-    waiting = [torch.cat([store.by_name()[t.fqn]["residual"] for t in tensors]) for store in world.stores]
+    waiting = [torch.cat([at_rest[t.fqn]["residual"] for t in tensors]) for at_rest in world.at_rest]
     applied_or_waiting = (got_sum + (waiting[0] + waiting[1]) / 2).split(specimen.unit.sizes)
     for got, expected in zip(applied_or_waiting, given_sum.split(specimen.unit.sizes), strict=True):
         magnitude = float(expected.abs().max()) if expected.numel() else 0.0

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, each with a transport of its own: the scheduler's view of a network."""
+"""Ranks as threads of one process, each with a transport of its own: a link's view of a network."""
 
 from __future__ import annotations
 
@@ -58,7 +58,12 @@ class ThreadedTransport:
         self._started[lane] += 1
         self._order.append(tag)
         self.world.put(number, self.rank, request)
-        return Later(lambda: self.world.get(number, self.rank))
+        return Later(lambda: self.world.get(number, self.rank), request.sent_bytes(self.world_size))
+
+
+def link_threads() -> list[threading.Thread]:
+    """The threads of all links that have not ended."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("thinwire")]
 
 
 def run_ranks(work: Callable[[int], T], world_size: int) -> list[T]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import thinwire.api  # noqa: F401  (registers the compressors)
 from thinwire.core import TensorSpec
-from thinwire.engine.received import Ages
+from thinwire.engine.ages import Ages
 from thinwire.fusion.prepare import prepare
 
 SHAPES = ((40, 50), (1500,), (33, 40))  # the vector travels dense

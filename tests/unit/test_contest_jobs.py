@@ -26,9 +26,9 @@ from benchmarks.contest.sizes import (
 from benchmarks.step.interleaved import WARMUP_STEPS
 
 import thinwire.api  # noqa: F401  (fills the registry)
+from thinwire.autopilot.measure import codec_costs
 from thinwire.core import TensorSpec
 from thinwire.demo.model import build_model
-from thinwire.engine.measuring import codec_costs
 from thinwire.fusion import TensorProfile
 from thinwire.observe.events import Event
 from thinwire.plan import Cluster, Link, ModelProfile, Pricer, choose, network_of_link

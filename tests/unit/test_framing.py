@@ -1,7 +1,8 @@
-"""Headers: a message of another step, group, configuration or with changed bytes is found out and its sender named."""
+"""Headers: a message of another step, group, channel or configuration, or with changed bytes, is found and its sender named."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from thinwire.comm.framing import HEADER_BYTES
 from thinwire.comm.transport import Later
 from thinwire.core import AllGather, AllReduce, AllToAll, DesyncError, Reply, Request, memory
 
-TAG = Tag(3, 1, 0)
+TAG = Tag(3, 1, 0, 9)
 BODY = torch.arange(20, dtype=torch.uint8)
 
 
@@ -80,7 +81,16 @@ def test_the_sender_of_a_damaged_row_of_a_matrix_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("field", "offset"),
-    [("magic", 0), ("step", 4), ("group", 8), ("round", 12), ("config", 16), ("length", 24), ("checksum", 32)],
+    [
+        ("magic", 0),
+        ("step", 4),
+        ("group", 8),
+        ("round", 12),
+        ("channel", 16),
+        ("config", 20),
+        ("length", 28),
+        ("checksum", 36),
+    ],
 )
 def test_every_field_is_checked(field: str, offset: int) -> None:
     def change(message: Tensor) -> Tensor:
@@ -116,12 +126,14 @@ def test_the_header_is_as_documented() -> None:
         seen.append(message)
         return message
 
-    _ask(Echo(change), config=0x1122334455667788, tag=Tag(258, 3, 4))
+    _ask(Echo(change), config=0x1122334455667788, tag=Tag(258, 3, 4, 0xFEDCBA98))
     head = bytes(seen[0][:HEADER_BYTES].tolist())
     assert HEADER_BYTES == 40
-    assert head[:16] == b"TWM1" + b"\x02\x01\0\0" + b"\x03\0\0\0" + b"\x04\0\0\0"
-    assert head[16:24] == bytes.fromhex("8877665544332211")
-    assert int.from_bytes(head[24:32], "little") == len(BODY)
+    assert head[:16] == b"TWM2" + b"\x02\x01\0\0" + b"\x03\0\0\0" + b"\x04\0\0\0"
+    assert head[16:20] == bytes.fromhex("98badcfe")
+    assert head[20:28] == bytes.fromhex("8877665544332211")
+    assert int.from_bytes(head[28:36], "little") == len(BODY)
+    assert int.from_bytes(head[36:40], "little") == zlib.crc32(bytes(BODY.tolist()))
 
 
 def test_reductions_pass_unframed() -> None:

@@ -110,5 +110,5 @@ def test_after_regrouping_the_longest_trained_network_is_taken() -> None:
         world.step([late], by_name[step])
     world.step([early], by_name[2])
     world.step([whole], by_name[3])
-    state = world.stores[0].by_name()
+    state = world.at_rest[0]
     assert [int(state[tensor.fqn]["net_steps"]) for tensor in TENSORS] == [3] * 5

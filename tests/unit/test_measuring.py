@@ -6,10 +6,12 @@ import pytest
 import torch
 
 import thinwire.api  # noqa: F401  (fills the registry)
-from thinwire.core import TensorSpec, UnitSpec, make
-from thinwire.engine.groups import Unit
-from thinwire.engine.measuring import gradient_errors
-from thinwire.engine.norms import Norms
+from sim.threads import ThreadedWorld
+from thinwire.autopilot.measure import gradient_errors
+from thinwire.comm import Link
+from thinwire.core import TensorSpec, make
+from thinwire.exchange import Channel, Fixed
+from thinwire.fusion.groups import GroupPlan
 
 
 def test_errors_are_of_these_gradients() -> None:
@@ -33,16 +35,25 @@ def test_a_few_tensors_stand_for_many() -> None:
     assert all(0.005 < error < 0.03 for error in errors.values())
 
 
-def test_norms_of_steps_that_count() -> None:
-    norms = Norms()
-    unit = Unit(UnitSpec((TensorSpec("a", (2,)), TensorSpec("b", (1,)))), make("dense"))
-    x = torch.tensor([1.0, 2.0, 3.0])
-    for wanted, counts in ((False, True), (True, False), (True, True), (True, True)):
-        norms.wanted = wanted
-        norms.add_local(unit, x)
-        norms.add_mean(unit, x / 2)
-        norms.end_step(counts)
-    assert norms.local_sq == {"a": pytest.approx(10.0), "b": pytest.approx(18.0)}
-    assert norms.mean_sq == {"a": pytest.approx(2.5), "b": pytest.approx(4.5)}
-    norms.clear()
-    assert not norms.local_sq
+def test_squared_norms_of_transactions_that_commit() -> None:
+    """Only where they are asked for: they cost a pass over the gradients."""
+    tensors = [TensorSpec("a", (2,)), TensorSpec("b", (1,))]
+    link = Link(ThreadedWorld(1).transport(0))
+    channel = Channel("grad", tensors, Fixed(link), make("dense"), [GroupPlan(("a",)), GroupPlan(("b",))])
+    reports = []
+    for wanted, commits in ((False, True), (True, False), (True, True)):
+        channel.measure(norms=wanted)
+        transaction = channel.begin(scale=4.0)
+        transaction.add("a", 4 * torch.tensor([1.0, 2.0]))
+        transaction.add("b", 4 * torch.tensor([3.0 if commits else float("nan")]))
+        transaction.close()
+        outcome = transaction.wait()
+        assert outcome.committed is commits
+        reports.append(outcome.report)
+    link.close()
+    assert not reports[0].local_sq
+    assert not reports[0].mean_sq
+    assert not reports[1].local_sq, "a transaction that is dropped must not enter any statistic"
+    assert not reports[1].mean_sq
+    assert reports[2].local_sq == {"a": pytest.approx(5.0), "b": pytest.approx(9.0)}
+    assert reports[2].mean_sq == {"a": pytest.approx(5.0), "b": pytest.approx(9.0)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thinwire.core import CheckpointError
-from thinwire.engine.received import reads_ages, wire_of
+from thinwire.engine.ages import reads_ages, wire_of
 from thinwire.optim import SGD, AdamW
 from unit.optim_support import ages_of, parameters, receive
 

@@ -7,8 +7,8 @@ import torch
 
 from thinwire.compressors.topk import TopK
 from thinwire.core import ConfigError, Step, TensorSpec, UnitSpec, make
-from thinwire.engine.groups import make_group
-from thinwire.engine.importance import importance
+from thinwire.engine.base import ParameterSide
+from thinwire.fusion.groups import make_group
 from thinwire.fusion.prepare import prepare
 
 UNIT = UnitSpec((TensorSpec("a", (2, 4)), TensorSpec("b", (4,))))
@@ -47,12 +47,14 @@ def test_importance_comes_from_adams_second_moment() -> None:
     (unit,) = make_group(tensors, prepare("topk(density=0.1, score='update')")).units
     optimizer = torch.optim.Adam(parameters.values())
     assert unit.compressor.needs_importance
-    assert importance(unit, parameters, None) is None
-    assert importance(unit, parameters, optimizer) is None, "before the first step there is no second moment"
+    assert ParameterSide(parameters, []).importance(unit) is None
+    assert ParameterSide(parameters, [optimizer]).importance(unit) is None, (
+        "before the first step there is no second moment"
+    )
     for parameter in parameters.values():
         parameter.grad = torch.rand(64, 64) + 0.01
     optimizer.step()
-    found = importance(unit, parameters, optimizer)
+    found = ParameterSide(parameters, [optimizer]).importance(unit)
     assert found is not None
     for name, part in zip(parameters, found.split(unit.spec.sizes), strict=True):
         deviation = optimizer.state[parameters[name]]["exp_avg_sq"].reshape(-1).sqrt()
@@ -65,7 +67,7 @@ def test_a_tensor_that_never_had_a_gradient_has_finite_importance() -> None:
     optimizer = torch.optim.AdamW([parameter])
     parameter.grad = torch.zeros(64, 64)
     optimizer.step()
-    found = importance(unit, {"a": parameter}, optimizer)
+    found = ParameterSide({"a": parameter}, [optimizer]).importance(unit)
     assert found is not None
     assert bool(found.isfinite().all())
 

@@ -1,16 +1,20 @@
-"""Transports around a transport: they count, delay and break, and hand on everything else."""
+"""Transports around a transport: they delay and break, say what was sent, and hand on everything else."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from sim.threads import ThreadedWorld
-from thinwire.comm import Counting, Delayed, Faulty, Tag, Throttled
-from thinwire.core import AllGather, AllReduce, Broadcast, TransportError
+from thinwire.comm import Delayed, Faulty, Framed, Link, Rounds, Tag, Throttled, Transport
+from thinwire.comm.framing import HEADER_BYTES
+from thinwire.comm.simulate import answer
+from thinwire.comm.transport import Later
+from thinwire.core import AllGather, AllReduce, Broadcast, Request, TransportError
 
 
 def _alone() -> ThreadedWorld:
@@ -18,27 +22,53 @@ def _alone() -> ThreadedWorld:
 
 
 class _Two:
-    """Says that it is one of two, and answers with the request itself."""
+    """One of two; the other one asks for the same."""
 
     rank, world_size, lanes = 0, 2, 1
 
-    def start(self, request: AllReduce | AllGather, tag: Tag):  # type: ignore[no-untyped-def]
-        return _alone().transport(0).start(request, tag)
+    def start(self, request: Request, tag: Tag) -> Later:
+        return Later(lambda: answer([request, request])[0], request.sent_bytes(2))
 
 
-def test_counting_adds_up_what_requests_declare() -> None:
-    counting = Counting(_Two())  # type: ignore[arg-type]
-    counting.start(AllReduce(torch.ones(10)), Tag()).wait()
-    counting.start(AllGather(torch.zeros(7, dtype=torch.uint8)), Tag()).wait()
-    counting.start(Broadcast(torch.ones(4)), Tag()).wait()
-    assert counting.sent_bytes == 40 + 7 + 8
-    assert counting.messages == {"AllReduce": 1, "AllGather": 1, "Broadcast": 1}
-    assert (counting.rank, counting.world_size) == (0, 2)
+REQUESTS = (AllReduce(torch.ones(10)), AllGather(torch.zeros(7, dtype=torch.uint8)), Broadcast(torch.ones(4)))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "added"),
+    [
+        (lambda inner: inner, 0),
+        (lambda inner: Throttled(inner, 1e12), 0),
+        (lambda inner: Delayed(inner, lambda tag: 0.0), 0),
+        (lambda inner: Faulty(inner, fail_at=[7]), 0),
+        (lambda inner: Framed(inner), HEADER_BYTES),
+    ],
+)
+def test_what_was_sent_is_said_by_every_transport(wrap: Callable[[Transport], Transport], added: int) -> None:
+    transport = wrap(_Two())
+    pending = [transport.start(request, Tag()) for request in REQUESTS]
+    for one in pending:
+        one.wait()
+    assert [one.sent_bytes for one in pending] == [40, 7 + added, 8], "only gathered messages have headers"
+    assert (transport.rank, transport.world_size, transport.lanes) == (0, 2, 1)
+
+
+def test_a_link_adds_up_what_barriers_and_measurements_send() -> None:
+    def asking() -> Rounds:
+        yield REQUESTS[:2]
+        yield REQUESTS[2:]
+
+    link = Link(_Two())
+    link.run(asking())
+    assert link.sent_bytes == 40 + 7 + HEADER_BYTES + 8
+    with link.idle() as transport:
+        transport.start(REQUESTS[1], Tag()).wait()
+    assert link.sent_bytes == 40 + 7 + HEADER_BYTES + 8 + 7, "measurements carry no headers"
+    link.close()
 
 
 def test_throttled_messages_queue_for_the_link() -> None:
     """Two messages of 0.05 s each and 0.02 s latency: lower bounds only, a busy machine may take longer."""
-    throttled = Throttled(_Two(), bits_per_s=8 * 1000, latency_s=0.02)  # type: ignore[arg-type]
+    throttled = Throttled(_Two(), bits_per_s=8 * 1000, latency_s=0.02)
     started_s = time.monotonic()
     first, second = (throttled.start(AllGather(torch.zeros(50, dtype=torch.uint8)), Tag()) for _ in range(2))
     assert time.monotonic() - started_s < 0.05, "starting a message must not wait for the link"
