@@ -67,10 +67,10 @@ class ErrorStatistics:
         noise = {name: one.noise_sq / ranks for name, one in noise_over_ranks(locals_sq, means_sq).items()}
         lost = {name: sum(one[name] for one in residuals_sq) / ranks**2 for name in residuals_sq[0]}
         for name, mean_sq in means_sq.items():
-            self.ledger.book(name, "noise", noise[name], mean_sq)
+            self.ledger.record(name, "noise", noise[name], mean_sq)
             if name in lost:
-                self.ledger.book(name, "compression", lost[name], mean_sq)
+                self.ledger.record(name, "compression", lost[name], mean_sq)
         whole_sq = sum(means_sq.values())
-        self.ledger.book(MODEL, "noise", sum(noise.values()), whole_sq)
+        self.ledger.record(MODEL, "noise", sum(noise.values()), whole_sq)
         if lost:
-            self.ledger.book(MODEL, "compression", sum(lost.values()), whole_sq)
+            self.ledger.record(MODEL, "compression", sum(lost.values()), whole_sq)
