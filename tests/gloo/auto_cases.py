@@ -23,11 +23,11 @@ from thinwire.autopilot.controller import (
     PLANNING_STEPS,
     WARMUP_STEPS,
 )
+from thinwire.autopilot.quality import MODEL
+from thinwire.autopilot.watch import SETTLE_STEPS, TRIAL_STEPS
 from thinwire.comm import Pending, Tag, Throttled, TorchDistTransport, Transport
 from thinwire.core import AllToAll, Request
 from thinwire.plan import Link, network_of_link, search
-from thinwire.plan.quality import MODEL
-from thinwire.plan.watch import SETTLE_STEPS, TRIAL_STEPS
 
 controller.TIMED_S = float("inf")  # always as many steps as can be, however slow the machine is today
 CASES = Cases()
