@@ -62,8 +62,9 @@ class ThreadedTransport:
 
 
 def link_threads() -> list[threading.Thread]:
-    """The threads of all links that have not ended."""
-    return [thread for thread in threading.enumerate() if thread.name.startswith("thinwire")]
+    """The threads of all links that have not ended; ``host | ...`` has a worker that belongs to no link."""
+    names = {thread: thread.name for thread in threading.enumerate()}
+    return [one for one, name in names.items() if name.startswith("thinwire") and not name.startswith("thinwire-host")]
 
 
 def run_ranks(work: Callable[[int], T], world_size: int) -> list[T]:

@@ -42,11 +42,14 @@ ATTACH_KEYWORDS = {
     "seed": 0,
     "timeout_s": 60.0,
     "events": None,
+    "observers": (),
+    "process_group": None,
 }
 ATTACHED = {
     "detach",
     "explain",
     "load_state_dict",
+    "metrics",
     "no_sync",
     "received",
     "state_dict",
