@@ -71,7 +71,7 @@ class Channel:
         self.index = 0
         self.isolated = self.norms = False
         self.pool = memory.Pool()
-        self._scalars = tuple(scalars)
+        self.scalars = tuple(scalars)
         self._open: list[Transaction] = []
         self._undo: _Committed | None = None
         self.carried: dict[str, Tensor] = {}
@@ -88,6 +88,8 @@ class Channel:
         covered = {tensor.fqn for group in chosen.values() for tensor in group.tensors}
         if names is not None and covered != set(names):
             raise ConfigError(f"{sorted(covered ^ set(names))} do not make up whole fusion groups of {self.name!r}")
+        if not covered:  # nothing would ever end it
+            raise ConfigError(f"a transaction of {self.name!r} was begun with no tensor; name those of some groups")
         shared = [name for one in self._open for name in one.names if name in covered]
         if shared:
             raise ConfigError(f"{shared[0]} is part of an open transaction of {self.name!r}; wait for that first")
@@ -200,7 +202,7 @@ class Channel:
         units = [unit for group in self.groups for unit in group.units]
         self.place_of = {t.fqn: (unit, index) for unit in units for index, t in enumerate(unit.spec.tensors)}
         link = self.members.link()
-        self.flags = FlagLayout(list(self.tensors), self._scalars, link.rank, link.world_size)
+        self.flags = FlagLayout(list(self.tensors), self.scalars, link.rank, link.world_size)
         link.declare(self.number, [unit.compressor.rounds for unit in units])
 
     def _require_idle(self, what: str) -> None:

@@ -129,6 +129,9 @@ class Transaction:
             scalars: of this rank, by the channel's names.
         """
         assert not self._closed, "a transaction is closed once"
+        unknown = scalars.keys() - set(self._channel.scalars)
+        if unknown:
+            raise ConfigError(f"scalars {sorted(unknown)} are not among those of the channel, {self._channel.scalars}")
         now_s = time.perf_counter()
         began_s = min(self._ready_s.values(), default=now_s)
         if self._ready_s:
