@@ -49,6 +49,17 @@ class ManyRounds(TwoRounds):
         return Exchanged(x, None, state)
 
 
+class ReducedInBf16(TwoRounds):
+    """One reduction of 16-bit floats: what is piggybacked on it is rounded too."""
+
+    name = "reduced_in_bf16"
+    rounds = 1
+
+    def exchange(self, x: Tensor, state: dict[str, Tensor], step: Step) -> Exchange:
+        got = yield AllReduce(x.bfloat16())
+        return Exchanged(got.float(), None, state)
+
+
 @contextmanager
 def link_of(world: ThreadedWorld, rank: int, wrap: Wrap = lambda transport: transport, **order: Any) -> Iterator[Link]:
     """A link of one rank, closed at the end; ``order`` goes to ``ThreadedWorld.transport``."""

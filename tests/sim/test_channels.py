@@ -90,7 +90,9 @@ def _train(mode: str, links: int, ranks: int, delays: Sequence[float]) -> list[l
 @pytest.mark.parametrize("links", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=8)
-@given(ranks=st.sampled_from([2, 4]), delays=st.lists(st.sampled_from([0.0, 0.0, 0.001, 0.004]), min_size=13, max_size=13))
+@given(
+    ranks=st.sampled_from([2, 4]), delays=st.lists(st.sampled_from([0.0, 0.0, 0.001, 0.004]), min_size=13, max_size=13)
+)
 def test_three_channels_of_different_periods(mode: str, links: int, ranks: int, delays: Sequence[float]) -> None:
     """Every mean is exact, and the order in each lane is the same whatever is late, on this rank or another."""
     started = _train(mode, links, ranks, delays)
@@ -172,7 +174,9 @@ def test_subsets_that_overlap_are_refused() -> None:
         channel = make_channel(link)
         transaction = channel.begin(["a", "c"])
         for names in (["c"], ["b", "c"], None):
-            with pytest.raises(ConfigError, match=r"[ac] is part of an open transaction of 'grad'; wait for that first"):
+            with pytest.raises(
+                ConfigError, match=r"[ac] is part of an open transaction of 'grad'; wait for that first"
+            ):
                 channel.begin(names)
         assert (channel.index, link.open) == (1, 1)
         fill(transaction, channel, 0)
