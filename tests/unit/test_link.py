@@ -13,7 +13,7 @@ import torch
 from sim.threads import ThreadedWorld, link_threads
 from thinwire.comm import Job, Link, Rounds, Tag, fit_lanes
 from thinwire.comm.transport import Later
-from thinwire.core import AllReduce, DesyncError, Request
+from thinwire.core import AllReduce, DesyncError, Request, TransportError
 
 WAIT_S = 10.0
 
@@ -266,6 +266,44 @@ def test_the_first_error_reaches_every_owner_and_nothing_more_is_sent(
     assert len([tag for tag in order if tag.channel == 1]) <= 1 + after
     with pytest.raises(type(error)):
         link.run(rounds(1))
+
+
+class FailsTwice:
+    """Starting group 1 fails while group 0 waits for its reply, which then fails too."""
+
+    rank, world_size, lanes = 0, 1, 2
+
+    def __init__(self) -> None:
+        self.errors = [TransportError("the first"), TransportError("the second")]
+        self._waiting, self._failed = threading.Event(), threading.Event()
+
+    def start(self, request: Request, tag: Tag) -> Later:
+        if tag.group == 1:
+            assert self._waiting.wait(WAIT_S)
+            self._failed.set()
+            raise self.errors[0]
+
+        def reply() -> Any:
+            self._waiting.set()
+            assert self._failed.wait(WAIT_S)
+            time.sleep(0.01)  # the encode thread says first that it has failed
+            raise self.errors[1]
+
+        return Later(reply)
+
+
+def test_the_first_of_two_errors_is_what_everybody_hears() -> None:
+    transport = FailsTwice()
+    link = Link(transport)
+    link.declare(1, [2])
+    owner, later = Owner(link), Owner(link, step=1)
+    owner.submit_all(rounds(2), rounds(2))
+    later.submit_all(rounds(1))
+    for one in (owner, later):
+        with pytest.raises(TransportError, match="the first"):
+            one.wait()
+        assert set(one.errors) == {transport.errors[0]}
+    link.close()
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
