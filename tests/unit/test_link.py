@@ -13,7 +13,7 @@ import torch
 from sim.threads import ThreadedWorld, link_threads
 from thinwire.comm import Job, Link, Rounds, Tag, fit_lanes
 from thinwire.comm.transport import Later
-from thinwire.core import AllReduce, DesyncError, Request, TransportError
+from thinwire.core import AllReduce, ConfigError, DesyncError, Request, TransportError
 
 WAIT_S = 10.0
 
@@ -180,8 +180,11 @@ def test_one_mode_holds_for_all_channels_of_a_link() -> None:
         modes.append(link.rounds_in_lanes)
     assert modes == [False, True, False, True]
     link.open = 1
-    with pytest.raises(AssertionError, match="only while it is idle"):
-        link.declare(1, [2])
+    link.declare(1, [2])
+    with pytest.raises(ConfigError, match="only while it is idle"):
+        link.declare(1, [3])
+    link.declare(3, [2])
+    assert link.rounds_in_lanes, "what was refused must not count later"
     with pytest.raises(AssertionError, match="open transaction"), link.idle():
         pass
     link.close()

@@ -40,7 +40,7 @@ import torch
 from thinwire.comm.framing import Framed
 from thinwire.comm.trace import Activity, Span
 from thinwire.comm.transport import Pending, Tag, Transport, fit_lanes
-from thinwire.core import Request, ThinwireError, memory
+from thinwire.core import ConfigError, Request, ThinwireError, memory
 
 log = logging.getLogger(__name__)
 Rounds = Generator[tuple[Request, ...], Any, Any]
@@ -130,10 +130,19 @@ class Link:
             thread.start()
 
     def declare(self, channel: int, rounds: Iterable[int | None]) -> None:
-        """The rounds that a channel's units take from now on; they decide the mode. Only while nothing is under way."""
-        assert not self.open, "the mode of a link changes only while it is idle"
-        self._rounds[channel] = list(rounds)
-        self.rounds_in_lanes = fit_lanes((one for of in self._rounds.values() for one in of), self.transport.lanes)
+        """The rounds that a channel's units take from now on; they decide the mode.
+
+        Raises:
+            ConfigError: the mode would change while transactions are open. Nothing has changed then.
+        """
+        declared = {**self._rounds, channel: list(rounds)}
+        in_lanes = fit_lanes((one for of in declared.values() for one in of), self.transport.lanes)
+        if self.open and in_lanes is not self.rounds_in_lanes:
+            raise ConfigError(
+                "other rounds change how messages of this link are ordered, which it can only while it is idle; wait for "
+                "the open transactions of its channels first"
+            )
+        self._rounds, self.rounds_in_lanes = declared, in_lanes
 
     def submit(self, job: Job) -> None:
         """Queue a job. The order of submission is the order on the wire."""
