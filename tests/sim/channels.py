@@ -26,7 +26,7 @@ class TwoRounds(Compressor):
     """Averages, then averages the mean: exact, and says that it takes two rounds."""
 
     name = "two_rounds"
-    rounds = 2
+    rounds: int | None = 2
 
     def exchange(self, x: Tensor, state: dict[str, Tensor], step: Step) -> Exchange:
         for _ in range(2):
