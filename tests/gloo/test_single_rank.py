@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import thinwire
 from gloo.support import ENGINES, Net, close, loss_of, mean_gradients, seeded, sgd, specs, train, wrap
 from thinwire.autopilot.controller import PLANNING_STEPS
+from thinwire.autopilot.expect import alone
 from thinwire.observe.events import read_events
-from thinwire.plan.online import alone
 
 pytestmark = pytest.mark.gloo
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from thinwire.core import CheckpointError, ConfigError, TensorSpec, make
-from thinwire.engine.groups import fingerprint
 from thinwire.fusion import parse_fusion
 from thinwire.fusion.groups import (
     GroupPlan,
@@ -21,6 +20,7 @@ from thinwire.fusion.groups import (
     with_density,
 )
 from thinwire.fusion.prepare import prepare
+from thinwire.wire.attach import fingerprint
 
 MATRIX, SMALL, BIAS, CONV = (
     TensorSpec(name, shape) for name, shape in (("m", (64, 64)), ("s", (4, 4)), ("b", (4096,)), ("c", (64, 32, 3, 3)))

@@ -19,8 +19,8 @@ ERRORS = st.floats(min_value=0, max_value=1e6)
 def booked(noise: float, error: float, steps: int = 60, quotas: Quotas | None = None) -> ErrorLedger:
     ledger = ErrorLedger(quotas)
     for _ in range(steps):
-        ledger.book("w", "noise", noise, 1.0)
-        ledger.book("w", "compression", error, 1.0)
+        ledger.record("w", "noise", noise, 1.0)
+        ledger.record("w", "compression", error, 1.0)
     return ledger
 
 
@@ -34,8 +34,8 @@ def test_advice_follows_the_share_of_the_noise(error: float, advice: str) -> Non
 
 def test_errors_are_relative_to_the_gradient() -> None:
     ledger = ErrorLedger()
-    ledger.book("w", "noise", 8.0, 4.0)
-    ledger.book("w", "compression", 1.0, 4.0)
+    ledger.record("w", "noise", 8.0, 4.0)
+    ledger.record("w", "compression", 1.0, 4.0)
     assert ledger.relative("w", "compression") == pytest.approx(0.25)
     assert ledger.share("w", "compression") == pytest.approx(0.125)
 
@@ -56,7 +56,7 @@ def test_nothing_changes_before_it_has_settled() -> None:
 
 def test_without_noise_there_is_no_quota() -> None:
     ledger = ErrorLedger(Quotas(settle_steps=1))
-    ledger.book("w", "compression", 5.0, 1.0)
+    ledger.record("w", "compression", 5.0, 1.0)
     assert ledger.advice("w", "compression") == "keep"
     assert ledger.share("w", "compression") == math.inf
 
@@ -65,14 +65,14 @@ def test_steps_that_say_nothing_are_left_out() -> None:
     ledger = booked(1.0, 0.05)
     before = ledger.to_json()
     for error, size in ((1.0, 0.0), (math.inf, 1.0), (1.0, math.nan)):
-        ledger.book("w", "compression", error, size)
+        ledger.record("w", "compression", error, size)
     assert ledger.to_json() == before
 
 
 def test_the_worst_unit_is_named() -> None:
     ledger = booked(1.0, 0.05)
-    ledger.book("v", "noise", 1.0, 1.0)
-    ledger.book("v", "compression", 0.2, 1.0)
+    ledger.record("v", "noise", 1.0, 1.0)
+    ledger.record("v", "compression", 0.2, 1.0)
     assert ledger.worst("compression") == ("v", pytest.approx(0.2))
     assert ledger.worst("drift") is None
 
@@ -81,18 +81,18 @@ def test_the_worst_unit_is_named() -> None:
 def test_json_goes_on_where_it_stopped(steps: list[tuple[float, float]]) -> None:
     ledger, other = ErrorLedger(), ErrorLedger()
     for error, size in steps:
-        ledger.book("w", "compression", error, size)
+        ledger.record("w", "compression", error, size)
     other.load_json(json.loads(json.dumps(ledger.to_json())))
     for one in (ledger, other):
-        one.book("w", "compression", 1.0, 1.0)
+        one.record("w", "compression", 1.0, 1.0)
     assert other.to_json() == ledger.to_json()
 
 
 def test_mistakes_are_messages() -> None:
     with pytest.raises(ConfigError, match="no term"):
-        ErrorLedger().book("w", "luck", 1.0, 1.0)  # type: ignore[arg-type]
+        ErrorLedger().record("w", "luck", 1.0, 1.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="negative"):
-        ErrorLedger().book("w", "noise", -1.0, 1.0)
+        ErrorLedger().record("w", "noise", -1.0, 1.0)
     with pytest.raises(ConfigError, match="quota"):
         Quotas(compression=0.0)
     with pytest.raises(ConfigError, match="decay"):

@@ -1,9 +1,9 @@
-"""The step simulator: bounds, sharing of cores, and the order of the real scheduler."""
+"""The step simulator: bounds, sharing of cores, and the order of a real link."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.comm import Pending, Scheduler, Tag
+from thinwire.comm import Pending, Tag
+from thinwire.comm.link import Job, Link
 from thinwire.comm.transport import Later
 from thinwire.core import AllGather, Request
 from thinwire.plan import Cluster, GroupWork, Message, simulate_groups
@@ -109,16 +110,32 @@ def _exchange(rounds: int) -> Generator[tuple[Request, ...], Any, None]:
         yield (AllGather(torch.zeros(1, dtype=torch.uint8)),)
 
 
+class _Owner:
+    """Collects jobs until all have ended."""
+
+    def __init__(self, expected: int) -> None:
+        self.jobs: list[Job] = []
+        self.done = threading.Semaphore(0)
+        self._expected = expected
+
+    def finished(self, job: Job, result: Any, error: BaseException | None) -> None:
+        assert error is None
+        self.jobs.append(job)
+        if len(self.jobs) == self._expected:
+            self.done.release()
+
+
 @pytest.mark.parametrize("rounds", [[1, 1, 1], [2, 2, 2], [3, 1, 2, 1], [1, 3, 3]])
-def test_the_order_is_that_of_the_real_scheduler(rounds: list[int]) -> None:
-    scheduler = Scheduler(_Instant())
+def test_the_order_is_that_of_the_real_link(rounds: list[int]) -> None:
+    link, owner = Link(_Instant(), name="test"), _Owner(len(rounds))
     for step in range(2):  # in the first one nobody knows yet which round is a group's last
-        scheduler.take_spans()
+        owner = _Owner(len(rounds))
         for group, count in enumerate(rounds):
-            scheduler.submit(partial(_exchange, count), lambda _: None, step=step, group=group)
-        scheduler.flush().wait(10)
-    scheduler.close()
-    coding = [(span.activity, span.group) for span in scheduler.take_spans() if span.activity != "wire"]
+            link.submit(Job(_exchange(count), Tag(step, group), owner, last=group == len(rounds) - 1))
+        assert owner.done.acquire(timeout=10)
+    link.close()
+    spans = sorted((span for job in owner.jobs for span in job.spans), key=lambda span: span.start_s)
+    coding = [(span.activity, span.group) for span in spans if span.activity != "wire"]
     groups = [GroupWork(0.0, (0.1,) * (count + 1), ((Message(0.1),),) * count) for count in rounds]
     done = simulate_groups(groups, 0.0, SPARE)
     assert [(span.activity, span.group) for span in done.spans if span.activity in ("encode", "decode")] == coding

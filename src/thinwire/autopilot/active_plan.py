@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from thinwire.autopilot.watch import DRIFT
 from thinwire.core import CheckpointError
 from thinwire.plan.result import Plan
-from thinwire.plan.watch import DRIFT
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,7 @@ from torch import Tensor
 from thinwire.autopilot.active_plan import ActivePlan, read_active_plan
 from thinwire.autopilot.clock import StepClock
 from thinwire.autopilot.errors import ErrorStatistics
-from thinwire.autopilot.measure import cluster_of, codec_costs, gradient_errors, link_network, still_holds
-from thinwire.comm.objects import all_gather_object, all_reduce_max, barrier, broadcast_object
-from thinwire.engine.base import Gradients
-from thinwire.fusion import Curve, Noise, parse_fusion
-from thinwire.fusion.groups import GroupPlan, plan_groups
-from thinwire.fusion.prepare import prepare
-from thinwire.plan.cluster import Cluster, machine_id
-from thinwire.plan.host import host_curve
-from thinwire.plan.network import Network
-from thinwire.plan.online import (
+from thinwire.autopilot.expect import (
     StepTimes,
     alone,
     back_to_dense,
@@ -46,16 +37,25 @@ from thinwire.plan.online import (
     ready_times,
     summary,
 )
+from thinwire.autopilot.measure import cluster_of, codec_costs, gradient_errors, link_network, still_holds
+from thinwire.autopilot.quality import MODEL, measured, requalified
+from thinwire.autopilot.watch import Verdict, Watch
+from thinwire.comm.objects import all_gather_object, all_reduce_max, barrier, broadcast_object
+from thinwire.engine.base import Gradients
+from thinwire.fusion import Curve, Noise, parse_fusion
+from thinwire.fusion.groups import GroupPlan, plan_groups
+from thinwire.fusion.prepare import prepare
+from thinwire.fusion.profile import WARMUP_STEPS
+from thinwire.plan.cluster import Cluster, machine_id
+from thinwire.plan.host import host_curve
+from thinwire.plan.network import Network
 from thinwire.plan.price import DENSE, Pricer
-from thinwire.plan.quality import MODEL, measured, requalified
 from thinwire.plan.result import Plan
 from thinwire.plan.search import Budget, Quality, choose
-from thinwire.plan.watch import Verdict, Watch
 
 log = logging.getLogger(__name__)
 
 SIGNAL = "signal"  # the scalar by which rank 0 says that a phase ends or that steps drift
-WARMUP_STEPS = 2  # connections, caches, allocations, DDP's new buckets
 TIMED_S = 3.0  # steps of both kinds are timed until they make up this: short ones are noisy, long ones hold training up
 FEWEST_DENSE_STEPS, DENSE_STEPS = 2, 4
 FEWEST_ISOLATED_STEPS, ISOLATED_STEPS = 4, 12
@@ -273,7 +273,7 @@ class Autopilot:
                 self._errors = gradient_errors(self._settings.specs, averaged) if averaged else {}
             profile = replace(profile, noise=self._noise, errors=self._errors)
             codecs = codec_costs(self._settings.specs, self._tensors)
-            self.pricer = Pricer(profile, self._network, codecs, cluster, self._host_curve())
+            self.pricer = Pricer(profile, self._network, codecs, cluster, self._host_curve(), scalars=1)
             text = self._activate(self._choose(self.pricer, cluster, began_s), self.pricer).to_text()
         self._change(read_active_plan(broadcast_object(self._link, text)))
 
@@ -291,7 +291,9 @@ class Autopilot:
         if settings.fixed:
             return only_one(pricer, *settings.start, quality=settings.quality)
         budget = Budget(quality=settings.quality, experimental=True)  # the candidates are chosen already
-        plan = choose(profile, pricer.network, pricer.codecs, cluster, budget=budget, fusions=settings.fusions)
+        plan = choose(
+            profile, pricer.network, pricer.codecs, cluster, budget=budget, fusions=settings.fusions, scalars=1
+        )
         facts = {"step": str(self._channel.index), "planning_s": f"{time.perf_counter() - began_s:.2f}"}
         noise = profile.noise_share()
         return replace(plan, facts=facts if noise is None else {**facts, "noise_share": f"{noise:.3f}"})

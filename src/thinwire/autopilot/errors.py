@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from thinwire.autopilot.expect import noise_over_ranks
+from thinwire.autopilot.quality import MODEL
 from thinwire.comm.objects import all_gather_object
 from thinwire.exchange.channel import Channel
 from thinwire.exchange.states import cut, residual_of
 from thinwire.observe.report import StepReport
 from thinwire.plan.ledger import ErrorLedger, Quotas
-from thinwire.plan.online import noise_over_ranks
-from thinwire.plan.quality import MODEL
 
 EVERY_STEPS = 50
 QUOTAS = Quotas(decay=0.7, settle_steps=4)  # so a verdict rests on 200 steps
@@ -67,10 +67,10 @@ class ErrorStatistics:
         noise = {name: one.noise_sq / ranks for name, one in noise_over_ranks(locals_sq, means_sq).items()}
         lost = {name: sum(one[name] for one in residuals_sq) / ranks**2 for name in residuals_sq[0]}
         for name, mean_sq in means_sq.items():
-            self.ledger.book(name, "noise", noise[name], mean_sq)
+            self.ledger.record(name, "noise", noise[name], mean_sq)
             if name in lost:
-                self.ledger.book(name, "compression", lost[name], mean_sq)
+                self.ledger.record(name, "compression", lost[name], mean_sq)
         whole_sq = sum(means_sq.values())
-        self.ledger.book(MODEL, "noise", sum(noise.values()), whole_sq)
+        self.ledger.record(MODEL, "noise", sum(noise.values()), whole_sq)
         if lost:
-            self.ledger.book(MODEL, "compression", sum(lost.values()), whole_sq)
+            self.ledger.record(MODEL, "compression", sum(lost.values()), whole_sq)

@@ -13,6 +13,7 @@ from thinwire.fusion.groups import (
     make_groups,
     plan_groups,
 )
+from thinwire.fusion.measured import measured_plans
 from thinwire.fusion.offload import offload
 from thinwire.fusion.optimal import optimal_groups
 from thinwire.fusion.parse import FusionPlanner, parse_fusion
@@ -35,6 +36,7 @@ __all__ = [
     "fixed_groups",
     "groups_of_counts",
     "make_groups",
+    "measured_plans",
     "merge_costly",
     "offload",
     "optimal_groups",

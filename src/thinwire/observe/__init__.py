@@ -1,1 +1,7 @@
-"""What runs leave behind and what is made of it: events, summaries, TensorBoard, HTML pages."""
+"""What a wire tells: reports of steps, observers, metrics, event files, and the report made of them."""
+
+from thinwire.observe.metrics import WireStats
+from thinwire.observe.observer import Observer
+from thinwire.observe.report import StepReport
+
+__all__ = ["Observer", "StepReport", "WireStats"]

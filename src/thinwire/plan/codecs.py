@@ -79,7 +79,7 @@ def measure_codec(spec: str, sides: Sequence[int] = SIDES, repeats: int = REPEAT
     largest = max(sides)
     stages = {world: _stage_curves(compressor, world, sides, repeats) for world in WORLD_SIZES}
     few, many = (len(stages[world]) for world in WORLD_SIZES)
-    if few != many:  # a tree has more rounds on more ranks; the larger world is the better likeness of real ones
+    if few != many:  # a tree has more rounds on more ranks; the larger world resembles real ones more
         stages = dict.fromkeys(WORLD_SIZES, stages[WORLD_SIZES[-1]])
     rounds = _shares(_settled(compressor, _unit(largest), WORLD_SIZES[-1]), WORLD_SIZES[-1])
     return CodecCost(rounds, stages, relative_error(spec, _gaussian(largest**2), _unit(largest).tensors[0]))

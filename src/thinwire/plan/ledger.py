@@ -1,6 +1,6 @@
 """The error ledger: every saving is a source of gradient error, and each source has a quota.
 
-Per unit and relative to ‖mean g‖² it books, step by step, with a decaying mean:
+Per unit and relative to ‖mean g‖² it records, step by step, with a decaying mean:
 
 - ``noise``: σ²/k, what sampling alone does to a mean over k ranks;
 - ``compression``: ‖v - C(v)‖², exactly the residual;
@@ -35,7 +35,7 @@ class Quotas:
     Args:
         relax_below: relax when a term is under this part of its quota. Lower: more careful.
         decay: of the mean over steps. Higher: slower, steadier.
-        settle_steps: steps that a term must have been booked since the last advice to change.
+        settle_steps: records of a term that are needed after a change before it is advised on again.
     """
 
     compression: float = 0.1
@@ -87,10 +87,10 @@ class ErrorLedger:
 
     @property
     def units(self) -> list[str]:
-        """Everything that was booked."""
+        """Every unit with a record."""
         return list(self._accounts)
 
-    def book(self, unit: str, term: Term, error_sq: float, mean_sq: float) -> None:
+    def record(self, unit: str, term: Term, error_sq: float, mean_sq: float) -> None:
         """Enter one step: the squared error and ‖mean g‖², both reduced over the ranks.
 
         A step with a zero or non-finite gradient says nothing about relative errors and is left out.
@@ -108,7 +108,7 @@ class ErrorLedger:
         account.add(error_sq / mean_sq, self.quotas.decay)
 
     def relative(self, unit: str, term: Term) -> float:
-        """The error relative to ‖mean g‖²; zero if nothing was booked."""
+        """The error relative to ‖mean g‖²; zero without a record."""
         account = self._accounts.get(unit, {}).get(term)
         return 0.0 if account is None else account.mean
 
@@ -120,7 +120,7 @@ class ErrorLedger:
         return error / noise if noise > 0 else math.inf
 
     def settled(self, unit: str, term: Term) -> bool:
-        """Whether it was booked often enough to go by."""
+        """Whether there are enough records to act on."""
         account = self._accounts.get(unit, {}).get(term)
         return account is not None and account.steps >= self.quotas.settle_steps
 
@@ -142,7 +142,7 @@ class ErrorLedger:
         self._accounts.get(unit, {}).pop(term, None)
 
     def worst(self, term: Term) -> tuple[str, float] | None:
-        """The unit with the largest share, and that share; None if nothing was booked."""
+        """The unit with the largest share, and that share; None without a record."""
         shares = {unit: self.share(unit, term) for unit, terms in self._accounts.items() if term in terms}
         return max(shares.items(), key=lambda item: item[1], default=None)
 

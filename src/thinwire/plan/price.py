@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from thinwire.comm import fit_lanes
 from thinwire.comm.piggyback import Kind, flag_elems
 from thinwire.compressors.dense import Dense
 from thinwire.core import Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
-from thinwire.fusion import Curve, GroupCosts, ModelProfile, merge_costly, offload, parse_fusion, ssfusion
+from thinwire.fusion import Curve, GroupCosts, ModelProfile, measured_plans, parse_fusion
 from thinwire.fusion.groups import (
     Group,
     GroupPlan,
@@ -116,29 +116,15 @@ class Pricer:
         small = small_tensors(self.profile.specs, compressor)
         fused = self.profile.without(small)
         costs = self._group_costs(spec, compressor, fused)
-        if planner.splits:
-            plans = ssfusion(fused, costs)
-            return with_small(self._offloaded(fused, costs, plans) if planner.offloads else plans, small)
 
-        def plans_of(groups: Groups) -> list[GroupPlan]:
-            return with_small([GroupPlan(names_of(group)) for group in groups], small)
+        def finish_s(plans: list[GroupPlan]) -> float:
+            groups = make_groups(with_small(plans, small), self._tensors, compressor)
+            return self._simulate(groups, self.works(spec, groups)).finish_s
 
-        def finish_s(groups: Groups) -> float:
-            made = make_groups(plans_of(groups), self._tensors, compressor)
-            return self._simulate(made, self.works(spec, made)).finish_s
-
-        groups = planner.plan(fused, costs)
-        # Where ranks have cores to spare, a message takes nothing from backward, and the planner's groups stand.
+        # Where ranks have cores to spare, a message takes nothing from backward.
         crowded = self.cluster.busy_slowdown > self.cluster.slowdown
-        return plans_of(merge_costly(groups, finish_s) if crowded else groups)
-
-    def _offloaded(self, fused: ModelProfile, costs: GroupCosts, plans: Sequence[GroupPlan]) -> list[GroupPlan]:
-        """With the tensors that the host selects; the dense ones are not selected at all."""
-        if self.host is None:
-            raise ConfigError("host offload needs the host's curve: give Pricer(host=host_curve(tensors, compressor))")
-        sparse = [tuple(self._tensors[name] for name in plan.names if name not in plan.dense) for plan in plans]
-        hosted = offload(fused, costs.encode, sparse, self.host)
-        return [replace(plan, hosted=names_of(chosen)) for plan, chosen in zip(plans, hosted, strict=True)]
+        plans = measured_plans(planner, fused, costs, host=self.host, finish_s=finish_s if crowded else None)
+        return with_small(plans, small)
 
     def _prepared(self, spec: str) -> Compressor:
         if spec not in self.codecs:
@@ -177,7 +163,7 @@ class Pricer:
         )
 
     def _group_costs(self, spec: str, compressor: Compressor, fused: ModelProfile) -> GroupCosts:
-        """The step in the words of the fusion planners: one encode time by elements, one message time by bytes."""
+        """The step as fusion planners see it: one encode time by elements, one message time by bytes."""
         cost, world_size = self.codecs[spec], self.cluster.world_size
         density = density_of(compressor) or 1.0
         shares = [asked for one in cost.rounds for asked in one]
@@ -189,7 +175,7 @@ class Pricer:
                 )
             ),
             density=density,
-            bytes_per_elem=max(wire_bytes(fused.specs, compressor, world_size) / (fused.elems * density), 1e-3),
+            bytes_per_elem=max(wire_bytes(fused.specs, compressor, world_size) / (max(fused.elems, 1) * density), 1e-3),
         )
 
     def works(self, spec: str, groups: Sequence[Group], *, flags: bool = True) -> list[GroupWork]:

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -100,11 +99,6 @@ class Probe:
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot read the probe {path}: {error}. Run thinwire probe again") from error
         return cls.from_json(values)
-
-
-def now() -> str:
-    """The date as probes and plans carry it."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def measure_network(

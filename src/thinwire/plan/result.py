@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from thinwire.core import ConfigError
 
 VERSION = 1
+
+
+def now() -> str:
+    """The date as probes and plans carry it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +31,12 @@ class Candidate:
     compress: str
     fuse: str
     step_s: float
-    wire_bytes: int
-    memory_bytes: int
-    messages: int
-    relative_error: float
-    allowed: bool
-    verdict: str
+    wire_bytes: int = 0
+    memory_bytes: int = 0
+    messages: int = 0
+    relative_error: float = 0.0
+    allowed: bool = True
+    verdict: str = "chosen"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +70,19 @@ class Plan:
     def speedup(self) -> float:
         """Predicted, over dense."""
         return self.dense_s / self.step_s
+
+    def changed_to(self, chosen: Candidate, reason: str, candidates: Sequence[Candidate]) -> Plan:
+        """Another candidate, for a reason that is added; the predicted step is no longer known in detail."""
+        return replace(
+            self,
+            compress=chosen.compress,
+            fuse=chosen.fuse,
+            step_s=chosen.step_s,
+            reasons=(*self.reasons, reason),
+            candidates=tuple(candidates),
+            spans=(),
+            date=now(),
+        )
 
     def explain(self) -> str:
         """The plan as text: what and why, then every candidate."""

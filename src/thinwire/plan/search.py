@@ -9,13 +9,12 @@ from typing import Any, Literal, get_args
 from thinwire.compressors.shared.sparse import Sparsifier
 from thinwire.core import ConfigError, available, make
 from thinwire.core.registry import compressor_class
-from thinwire.fusion import ModelProfile
+from thinwire.fusion import Curve, ModelProfile
 from thinwire.plan.cluster import Cluster
 from thinwire.plan.codecs import CodecCost
 from thinwire.plan.network import Network
 from thinwire.plan.price import DENSE, Price, Pricer, innermost
-from thinwire.plan.probe import now
-from thinwire.plan.result import Candidate, Plan
+from thinwire.plan.result import Candidate, Plan, now
 from thinwire.plan.roofline import roofline
 from thinwire.plan.roofs import Roofs
 
@@ -73,6 +72,8 @@ def choose(
     fusions: Sequence[str] = FUSIONS,
     roofs: Roofs | None = None,
     facts: Mapping[str, str] | None = None,
+    host: Curve | None = None,
+    scalars: int = 0,
 ) -> Plan:
     """The plan for a model on a cluster: a pure function, the same on every rank for the same numbers (but its date).
 
@@ -81,9 +82,11 @@ def choose(
         codecs: the candidates, by spec, with what they cost.
         roofs: for the roofline; default: none is drawn.
         facts: what the plan should remember about where its numbers come from.
+        host: as of ``Pricer``.
+        scalars: as of ``Pricer``.
     """
     budget = budget or Budget()
-    pricer = Pricer(profile, network, codecs, cluster)
+    pricer = Pricer(profile, network, codecs, cluster, host, scalars)
     best = {spec: best_fusion(pricer, spec, fusions) for spec in codecs if spec == DENSE or _mature(spec, budget)}
     candidates = {spec: _candidate(one, profile, codecs[spec], budget) for spec, one in best.items()}
     margin = min(max(DENSE_MARGIN, network.spread / 3), NOISY_DENSE_MARGIN)
@@ -110,8 +113,8 @@ def choose(
 def best_fusion(pricer: Pricer, spec: str, fusions: Sequence[str] = FUSIONS) -> Price:
     """The fastest fusion for a compressor, where every message counts with one start-up more than predicted.
 
-    Ranks come to a message at different times, which no prediction knows: further messages have mostly gained less than
-    they promised, and sometimes cost as much (docs/log.md). Dense, which must not be slower than DDP with its few buckets,
+    Ranks reach a message at different times, which no prediction knows: further messages have mostly gained less than
+    predicted, and sometimes cost as much (docs/log.md). Dense, which must not be slower than DDP with its few buckets,
     takes the fewest messages unless others are clearly faster.
     """
     many = len(pricer.measured.tensors) > _MANY_TENSORS
@@ -130,6 +133,11 @@ def _candidate(price: Price, profile: ModelProfile, cost: CodecCost, budget: Bud
     measured = profile.error(price.spec)
     error = cost.relative_error if measured is None else measured
     objection = "" if price.spec == DENSE else _objection(price, error, profile, budget)
+    return replace(candidate_of(price), relative_error=error, allowed=not objection, verdict=objection)
+
+
+def candidate_of(price: Price) -> Candidate:
+    """What was priced, before it is judged."""
     return Candidate(
         compress=price.spec,
         fuse=price.fuse,
@@ -137,9 +145,6 @@ def _candidate(price: Price, profile: ModelProfile, cost: CodecCost, budget: Bud
         wire_bytes=price.wire_bytes,
         memory_bytes=price.memory_bytes,
         messages=price.messages,
-        relative_error=error,
-        allowed=not objection,
-        verdict=objection,
     )
 
 

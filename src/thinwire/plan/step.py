@@ -1,4 +1,4 @@
-"""The step simulator: thinwire's scheduler on paper (``comm.scheduler``).
+"""The step simulator: thinwire's link on paper (``comm.link``).
 
 In lanes, each round has a thread: the first one encodes groups in ready order and starts them, the next one waits for their
 replies in that order and starts their second round, and so on. As a wavefront, one thread works off the groups in ready
@@ -25,7 +25,7 @@ class Message:
 
     Args:
         startup_s: what it would take without any bytes.
-        kind: the collective; None where nobody asks.
+        kind: the collective; the simulator does not look at it.
     """
 
     wire_s: float
@@ -63,7 +63,7 @@ class Simulated:
 
     @property
     def wait_s(self) -> float:
-        """How long training stands still after backward."""
+        """How long training waits after backward."""
         return self.finish_s - self.backward_s
 
 

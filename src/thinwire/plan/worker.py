@@ -22,7 +22,8 @@ import thinwire.compressors
 import thinwire.wrappers  # noqa: F401  (both imports register what they hold)
 from thinwire.comm import GLOO_LANES, Throttled, TorchDistTransport, Transport
 from thinwire.plan.cluster import Cluster, machine_id
-from thinwire.plan.probe import LAST_BYTES, Probe, Progress, measure_codecs, measure_network, now
+from thinwire.plan.probe import LAST_BYTES, Probe, Progress, measure_codecs, measure_network
+from thinwire.plan.result import now
 from thinwire.plan.roofs import measure_roofs
 
 _TIMEOUT = timedelta(seconds=120)
@@ -101,7 +102,7 @@ def _gather(mine: tuple[str, str]) -> list[tuple[str, str]]:
 
 
 def main(path: Path) -> None:
-    """Run as the settings say; progress goes to standard output for whoever started the worker."""
+    """Run as the settings say; progress goes to standard output, to the process that started the worker."""
 
     def tell(done: str) -> None:
         if dist.get_rank() == 0:

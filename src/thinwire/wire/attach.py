@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from thinwire.autopilot.controller import SIGNAL, Autopilot, AutoSettings
+from thinwire.autopilot.expect import AUTO_FUSIONS, auto_specs
 from thinwire.comm.link import Link
 from thinwire.comm.torch_dist import GLOO_LANES, TorchDistTransport
 from thinwire.comm.transport import Tag, Transport
@@ -28,7 +29,6 @@ from thinwire.fusion.groups import plan_groups
 from thinwire.fusion.prepare import prepare
 from thinwire.observe.observer import Observer, Observers
 from thinwire.observe.recorder import Recorder
-from thinwire.plan.online import AUTO_FUSIONS, auto_specs
 from thinwire.plan.price import DENSE
 from thinwire.plan.result import Plan
 from thinwire.plan.search import Budget, Quality

@@ -11,9 +11,9 @@ from torch import Tensor
 from thinwire.core import TensorSpec
 from thinwire.fusion import ModelProfile, Noise
 from thinwire.plan.price import DENSE, Pricer
-from thinwire.plan.probe import SAME_NETWORK, now
-from thinwire.plan.result import Candidate, Plan
-from thinwire.plan.search import Quality, candidate_specs
+from thinwire.plan.probe import SAME_NETWORK
+from thinwire.plan.result import Candidate, Plan, now
+from thinwire.plan.search import Quality, candidate_of, candidate_specs
 
 # Only optimizers that know how old updates are may get a sparsifier; this one is measured in docs/optimizers.md.
 FAST_SPECS = ("topk(density=0.05, score='update') | fp16",)
@@ -118,17 +118,6 @@ def expectations(plan: Plan, in_use: str, observed_s: float) -> tuple[float, flo
 
 def alone(compute_s: float, quality: Quality) -> Plan:
     """The plan of a single rank."""
-    dense = Candidate(
-        compress=DENSE,
-        fuse="auto",
-        step_s=compute_s,
-        wire_bytes=0,
-        memory_bytes=0,
-        messages=0,
-        relative_error=0.0,
-        allowed=True,
-        verdict="chosen",
-    )
     return Plan(
         compress=DENSE,
         fuse="auto",
@@ -138,7 +127,7 @@ def alone(compute_s: float, quality: Quality) -> Plan:
         floor_s=compute_s,
         dense_s=compute_s,
         reasons=("There is one rank, and nobody to send anything to.",),
-        candidates=(dense,),
+        candidates=(Candidate(compress=DENSE, fuse="auto", step_s=compute_s),),
         date=now(),
     )
 
@@ -146,17 +135,6 @@ def alone(compute_s: float, quality: Quality) -> Plan:
 def only_one(pricer: Pricer, compress: str, fuse: str, quality: Quality) -> Plan:
     """The plan where compressor and fusion are given, and only the groups are to be found."""
     price, dense = pricer.price(compress, fuse), pricer.price(DENSE, "auto")
-    candidate = Candidate(
-        compress=compress,
-        fuse=fuse,
-        step_s=price.step_s,
-        wire_bytes=price.wire_bytes,
-        memory_bytes=price.memory_bytes,
-        messages=price.messages,
-        relative_error=0.0,
-        allowed=True,
-        verdict="chosen",
-    )
     return Plan(
         compress=compress,
         fuse=fuse,
@@ -166,7 +144,7 @@ def only_one(pricer: Pricer, compress: str, fuse: str, quality: Quality) -> Plan
         floor_s=pricer.floor_s,
         dense_s=dense.step_s,
         reasons=("Compressor and fusion were given.",),
-        candidates=(candidate,),
+        candidates=(candidate_of(price),),
         date=now(),
     )
 
@@ -187,19 +165,11 @@ def back_to_dense(plan: Plan, observed_s: float, dense_s: float) -> Plan:
     dense, tried = (next(one for one in plan.candidates if one.compress == c) for c in (DENSE, plan.compress))
     verdicts = {plan.compress: "measured, and slower than dense", DENSE: "chosen"}
     reason = f"{plan.compress} took {1e3 * observed_s:.1f} ms, dense {1e3 * dense_s:.1f} ms: back to dense."
-    return replace(
-        plan,
-        compress=DENSE,
-        fuse=dense.fuse,
-        step_s=dense.step_s,
-        reasons=(*plan.reasons, reason),
-        candidates=tuple(
-            replace(one, verdict=verdicts.get(one.compress, one.verdict), allowed=one.allowed and one is not tried)
-            for one in plan.candidates
-        ),
-        spans=(),
-        date=now(),
-    )
+    candidates = [
+        replace(one, verdict=verdicts.get(one.compress, one.verdict), allowed=one.allowed and one is not tried)
+        for one in plan.candidates
+    ]
+    return plan.changed_to(dense, reason, candidates)
 
 
 def summary(plan: Plan) -> str:

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 import thinwire.api  # noqa: F401  (fills the registry)
+from thinwire.autopilot.expect import back_to_dense
+from thinwire.autopilot.quality import MODEL, Measured, measured, requalified
 from thinwire.plan import ErrorLedger, Plan, Quotas
-from thinwire.plan.online import back_to_dense
-from thinwire.plan.probe import now
-from thinwire.plan.quality import MODEL, Measured, measured, requalified
-from thinwire.plan.result import Candidate
+from thinwire.plan.result import Candidate, now
 
 
 def candidate(compress: str, step_s: float, error: float, verdict: str = "") -> Candidate:
@@ -97,8 +96,8 @@ def test_the_ledger_speaks_of_the_mean_and_limits_of_one_rank() -> None:
     ledger = ErrorLedger(Quotas(settle_steps=2))
     assert measured(ledger, 4) is None
     for _ in range(2):
-        ledger.book(MODEL, "noise", 8 / 4, 3.0)
+        ledger.record(MODEL, "noise", 8 / 4, 3.0)
     assert measured(ledger, 4) == Measured(pytest.approx(8 / 9), None)
     for _ in range(2):
-        ledger.book(MODEL, "compression", 0.9 / 4, 3.0)
+        ledger.record(MODEL, "compression", 0.9 / 4, 3.0)
     assert measured(ledger, 4) == Measured(pytest.approx(8 / 9), pytest.approx(0.1))

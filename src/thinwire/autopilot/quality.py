@@ -1,6 +1,6 @@
 """Whether what a plan has chosen may stay: its measured error against its limit, while training goes on.
 
-Pure functions of a ledger that is the same on every rank, so all ranks come to the same plan without a word.
+Pure functions of a ledger that is the same on every rank, so all ranks reach the same plan without a message.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from typing import cast
 
 from thinwire.plan.ledger import ErrorLedger
 from thinwire.plan.price import DENSE
-from thinwire.plan.probe import now
 from thinwire.plan.result import Candidate, Plan
 from thinwire.plan.search import DENSE_MARGIN, OVER_THE_LIMIT, Quality, error_limit, winner_of
 
-MODEL = "all tensors"  # the unit under which a ledger books the whole model
+MODEL = "all tensors"  # the unit under which a ledger records the whole model
 READMIT_BELOW = 0.5  # of the limit: so far under it must the error be of what was over it before
 
 
@@ -24,7 +23,7 @@ class Measured:
 
     Args:
         noise_share: E‖g - G‖² / E‖g‖².
-        error: ‖v - C(v)‖² / ‖g‖² of the compressor in use; None if it leaves no residual, or too little was booked.
+        error: ‖v - C(v)‖² / ‖g‖² of the compressor in use; None if it leaves no residual, or there are too few records.
     """
 
     noise_share: float
@@ -32,7 +31,7 @@ class Measured:
 
 
 def measured(ledger: ErrorLedger, ranks: int) -> Measured | None:
-    """None as long as too little was booked.
+    """None while there are too few records.
 
     The ledger's errors are those of the mean over the ranks, and relative to it: with the signal S and the noise N of one
     rank, its noise is r = (N/P) / (S + N/P), and one rank's gradient is (S + N) / (S + N/P) = 1 - r + P·r as large.
@@ -56,27 +55,18 @@ def requalified(plan: Plan, found: Measured) -> Plan:
         for one in plan.candidates
     }
     if all(candidates[one.compress].allowed == one.allowed for one in plan.candidates):
-        return plan  # and nothing else is judged anew: that a choice was close, or was tried and lost, stands
+        return plan  # other verdicts stay: a close choice, or one that was tried and lost, is not judged again
     winner = winner_of(candidates, DENSE_MARGIN)
     if winner.compress == plan.compress:
         return plan
     left = candidates[plan.compress]
     reason = f"{left.compress} loses {left.relative_error:.2g} by now, where {limit:.2g} is allowed: {winner.compress}."
     chosen = replace(winner, verdict="chosen")
-    return replace(
-        plan,
-        compress=chosen.compress,
-        fuse=chosen.fuse,
-        step_s=chosen.step_s,
-        reasons=(*plan.reasons, reason),
-        candidates=tuple(chosen if one.compress == chosen.compress else one for one in candidates.values()),
-        spans=(),
-        date=now(),
-    )
+    return plan.changed_to(chosen, reason, [chosen if one is winner else one for one in candidates.values()])
 
 
 def _judged(one: Candidate, error: float, limit: float) -> Candidate:
-    """Allowed or not; what was refused for its error must be far under the limit to come back."""
+    """Allowed or not; what was refused for its error must be far under the limit to be allowed again."""
     if one.compress == DENSE:
         return replace(one, verdict="")
     refused = one.verdict.startswith(OVER_THE_LIMIT)
