@@ -114,23 +114,24 @@ def check(
 ) -> None:
     """Raise CheckpointError unless these states, from a checkpoint, belong to these tensors and this compressor."""
     specs = {tensor.fqn: tensor for tensor in tensors}
-    _check_names("parameters", pieces, specs)
+    check_names("parameters", pieces, specs)
     for name, tensor in specs.items():
         layout = compressor.route(tensor).layout()
         fresh = compressor.route(tensor).init(UnitSpec((tensor,)))
-        _check_names(f"state of {name}", pieces[name], layout)
+        check_names(f"state of {name}", pieces[name], layout)
         for key, value in pieces[name].items():
-            _check_tensor(f"{key} of {name}", value, layout[key].numel(tensor), fresh[key].dtype)
+            check_tensor(f"{key} of {name}", value, layout[key].numel(tensor), fresh[key].dtype)
     for name, value in carried.items():
         if name not in specs:
             raise CheckpointError(
                 f"the checkpoint carries a residual for {name!r}, which this model does not have; load a checkpoint of "
                 "the same model"
             )
-        _check_tensor(f"what is carried for {name}", value, specs[name].numel, torch.float32)
+        check_tensor(f"what is carried for {name}", value, specs[name].numel, torch.float32)
 
 
-def _check_tensor(what: str, value: object, numel: int, dtype: torch.dtype) -> None:
+def check_tensor(what: str, value: object, numel: int, dtype: torch.dtype) -> None:
+    """Raise CheckpointError unless ``value`` is a finite vector of this length and type."""
     if not isinstance(value, Tensor):
         raise CheckpointError(f"{what} is a {type(value).__name__}, expected a tensor; load an unchanged checkpoint")
     if value.shape != (numel,):
@@ -144,7 +145,8 @@ def _check_tensor(what: str, value: object, numel: int, dtype: torch.dtype) -> N
         raise CheckpointError(f"{what} is not finite; it would turn weights into NaN: load an older checkpoint")
 
 
-def _check_names(what: str, got: object, expected: Mapping[str, object]) -> None:
+def check_names(what: str, got: object, expected: Mapping[str, object]) -> None:
+    """Raise CheckpointError unless ``got`` is a dictionary with exactly these keys."""
     if not isinstance(got, Mapping):
         raise CheckpointError(f"the {what} in the checkpoint are a {type(got).__name__}, expected a dictionary")
     if got.keys() != expected.keys():

@@ -3,27 +3,75 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, Protocol
 
+import torch
+
 from thinwire.core import ConfigError
+from thinwire.observe.metrics import WireStats
+from thinwire.sync.context import Context
 
 # A new policy is one file and one line here: ``module:class``, imported when it is asked for.
 _POLICIES = {
     "every_step": "thinwire.sync.every_step:EveryStep",
+    "stream": "thinwire.sync.stream:Stream",
+    "local": "thinwire.sync.local:Local",
 }
 
 
+class Bound(Protocol):
+    """A policy at work on one rank. It decides from step counts and from scalars that were reduced over the ranks, only.
+
+    Everything is called in the training thread, on all ranks at the same step unless said otherwise.
+    """
+
+    @property
+    def is_local(self) -> bool:
+        """Gradients stay on this rank at present."""
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+
+    def after_step(self, *, taken: bool) -> None:
+        """A training step has ended; ``taken``: this rank has moved its weights."""
+
+    def report_loss(self, loss: float) -> None:
+        """The loss of this rank's step, for policies that adapt to it."""
+
+    def averaged(self, *, exact: bool) -> AbstractContextManager[None]:
+        """The agreed weights in place of this rank's own; ``exact``: the mean of the replicas, which all ranks ask for."""
+
+    def stats(self) -> WireStats:
+        """What deltas have cost so far."""
+
+    def explain(self) -> Sequence[str]:
+        """What is sent when, in lines."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Everything that lasts from step to step."""
+
+    def check_state(self, state: Mapping[str, Any] | None) -> None:
+        """Raise CheckpointError unless this is a state of the same policy on the same model. Changes nothing."""
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on where a state that was checked has been taken."""
+
+
 class Policy(Protocol):
-    """When workers synchronise. It decides from step counts and from scalars that were reduced over the ranks, only."""
+    """When workers synchronise: a frozen configuration."""
 
     @property
     def exchanges_gradients(self) -> bool:
-        """Whether every backward pass averages its gradients; otherwise they stay local."""
+        """Whether backward passes average their gradients, all of them or those before the first local step."""
 
-    def after_step(self, step: int) -> None:
-        """An optimizer step has ended; called in the training thread, on all ranks at the same step."""
+    def bind(self, context: Context) -> Bound:
+        """Put it to work on an attached model."""
 
 
 def policies() -> Sequence[str]:

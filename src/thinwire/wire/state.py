@@ -16,13 +16,14 @@ from thinwire.engine.ages import aged_elems, check_ages
 from thinwire.engine.base import Gradients
 from thinwire.fusion.prepare import prepare
 from thinwire.plan.price import DENSE
+from thinwire.sync.policy import Bound
 
-VERSION = 4  # 2: ages; 3: plan, carried; 4: roles
-READS = (3, 4)
+VERSION = 5  # 2: ages; 3: plan, carried; 4: roles; 5: sync
+READS = (3, 4, 5)
 _KEYS = ("step", "seed", "fusion", "plan", "tensors", "carried", "ages")
 
 
-def save(gradients: Gradients, autopilot: Autopilot | None, chosen: str) -> dict[str, Any]:
+def save(gradients: Gradients, autopilot: Autopilot | None, policy: Bound, chosen: str) -> dict[str, Any]:
     """This rank's state.
 
     Args:
@@ -43,10 +44,13 @@ def save(gradients: Gradients, autopilot: Autopilot | None, chosen: str) -> dict
         "roles": state["roles"],
         "carried": state["carried"],
         "ages": gradients.ages.state_dict(),
+        "sync": policy.state_dict(),
     }
 
 
-def load(state: Mapping[str, Any], gradients: Gradients, autopilot: Autopilot | None, chosen: str) -> None:
+def load(
+    state: Mapping[str, Any], gradients: Gradients, autopilot: Autopilot | None, policy: Bound, chosen: str
+) -> None:
     """Go on exactly where ``state`` was taken.
 
     Raises:
@@ -62,11 +66,13 @@ def load(state: Mapping[str, Any], gradients: Gradients, autopilot: Autopilot | 
     values = {**state, "index": state["step"], "groups": state["fusion"]}
     channel.check_state(values, compressor)
     check_ages(state["ages"], aged_elems(channel.tensors.values(), compressor))
+    policy.check_state(state.get("sync"))
     channel.load_state_dict(values, compressor)
     gradients.renew_ages()
     gradients.ages.load_state_dict(state["ages"])
     if autopilot is not None:
         autopilot.load(state["plan"])
+    policy.load_state_dict(state.get("sync"))
 
 
 def _check_header(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
