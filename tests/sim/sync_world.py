@@ -32,8 +32,7 @@ def model_of(seed: int = 0) -> Model:
     model, generator = Tiny(), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[1] ** 0.5)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5)
     return model
 
 

@@ -17,6 +17,8 @@ plan   ``step`` (the first under the plan), ``compress``, ``fuse``, ``step_s``, 
 ledger ``step``, ``noise`` and ``compression`` of the mean gradient, relative to its square; ``worst_unit`` and
        ``worst_share`` (compression over noise); once enough was booked ``error`` and ``noise_share`` of one rank's gradient;
        every 50 steps with ``compress="auto"``
+sync   ``step``, ``fragment``, ``committed``, ``wire_bytes``, ``wait_s`` of an average of deltas; ``mean_square`` of the mean
+       delta and ``drift_square`` of the ranks' around it; ``numbers`` that an adaptive policy goes by
 lab    ``sent_bytes`` (per host over the whole run, from the interface counters)
 end    ``steps``, ``elapsed_s``
 ====== =====================================================================================================

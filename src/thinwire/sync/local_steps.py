@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,26 +16,10 @@ from torch import Tensor
 from thinwire.core import ConfigError
 from thinwire.sync.context import Context
 from thinwire.sync.pieces import Piece, cut
+from thinwire.sync.policy import Bound
+from thinwire.sync.replica import Numbers, Replica, Round
 
-Numbers = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Round:
-    """What all ranks know about an averaging that has committed.
-
-    Args:
-        step: local steps before it began.
-        interval: steps since the same fragment was averaged the time before.
-        scalars: by name, the value of each rank.
-        mean_square: |mean delta|².
-    """
-
-    step: int
-    fragment: int
-    interval: int
-    scalars: Mapping[str, list[float]]
-    mean_square: float
+__all__ = ["LocalSteps", "Numbers", "Periodic", "Round"]  # all that the file of a policy needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +61,10 @@ class LocalSteps:
         """What deltas send."""
         return self.compress
 
-    def bind(self, context: Context) -> Any:
-        from thinwire.sync.replica import Replica
-
+    def bind(self, context: Context) -> Bound:
         return Replica(self, context)
 
-    def fragments(self, tensors: Mapping[str, Tensor]) -> list[list[Piece]]:
+    def cut(self, tensors: Mapping[str, Tensor]) -> list[list[Piece]]:
         """What is averaged together."""
         return cut(tensors, 1)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 
-from thinwire.core import ConfigError
-from thinwire.observe.metrics import WireStats
+from thinwire.core import CheckpointError, ConfigError
+from thinwire.observe.metrics import Totals
 from thinwire.sync.context import Context
 
 # A new policy is one file and one line here: ``module:class``, imported when it is asked for.
@@ -19,18 +19,37 @@ _POLICIES = {
     "every_step": "thinwire.sync.every_step:EveryStep",
     "stream": "thinwire.sync.stream:Stream",
     "local": "thinwire.sync.local:Local",
+    "post_local": "thinwire.sync.post_local:PostLocal",
+    "slowmo": "thinwire.sync.slowmo:SlowMo",
+    "adacomm": "thinwire.sync.adacomm:AdaComm",
+    "diloco": "thinwire.sync.diloco:DiLoCo",
+    "streaming_diloco": "thinwire.sync.streaming_diloco:StreamingDiLoCo",
+    "sparseloco": "thinwire.sync.sparseloco:SparseLoCo",
+    "sparta": "thinwire.sync.sparta:Sparta",
+    "layerwise": "thinwire.sync.layerwise:Layerwise",
+    "sapus": "thinwire.sync.sapus:SaPus",
+    "momentum_k": "thinwire.sync.momentum_k:MomentumK",
 }
 
 
-class Bound(Protocol):
-    """A policy at work on one rank. It decides from step counts and from scalars that were reduced over the ranks, only.
+class Bound:
+    """A policy at work on one rank; this one has nothing to do, because replicas are equal anyway or there is only one.
 
-    Everything is called in the training thread, on all ranks at the same step unless said otherwise.
+    It decides from step counts and from scalars that were reduced over the ranks, only. Everything is called in the training
+    thread, on all ranks at the same step unless said otherwise.
+
+    Attributes:
+        is_local: gradients stay on this rank at present.
+        totals: what deltas have cost so far.
     """
+
+    def __init__(self, *, is_local: bool = False) -> None:
+        self._is_local = is_local
+        self.totals = Totals()
 
     @property
     def is_local(self) -> bool:
-        """Gradients stay on this rank at present."""
+        return self._is_local
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
@@ -46,18 +65,20 @@ class Bound(Protocol):
 
     def averaged(self, *, exact: bool) -> AbstractContextManager[None]:
         """The agreed weights in place of this rank's own; ``exact``: the mean of the replicas, which all ranks ask for."""
-
-    def stats(self) -> WireStats:
-        """What deltas have cost so far."""
+        return nullcontext()
 
     def explain(self) -> Sequence[str]:
         """What is sent when, in lines."""
+        return ["  one rank: nothing to average"] if self.is_local else []
 
     def state_dict(self) -> dict[str, Any] | None:
         """Everything that lasts from step to step."""
+        return None
 
     def check_state(self, state: Mapping[str, Any] | None) -> None:
         """Raise CheckpointError unless this is a state of the same policy on the same model. Changes nothing."""
+        if state is not None:
+            raise CheckpointError(f"the checkpoint's sync is {state.get('policy')!r}, expected 'every_step'")
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on where a state that was checked has been taken."""

@@ -6,8 +6,9 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,12 +17,14 @@ from thinwire.comm.objects import ask
 from thinwire.core import AllReduce, CheckpointError, ConfigError
 from thinwire.exchange.states import check_names
 from thinwire.fusion.prepare import wire_bytes
-from thinwire.observe.metrics import Totals, WireStats
 from thinwire.sync.context import Context
 from thinwire.sync.deltas import SQUARE, Deltas, Landed
-from thinwire.sync.local_steps import LocalSteps, Round
 from thinwire.sync.pieces import flat, join, split
+from thinwire.sync.policy import Bound
 from thinwire.sync.rate import ScaledRate
+
+if TYPE_CHECKING:
+    from thinwire.sync.local_steps import LocalSteps
 
 log = logging.getLogger(__name__)
 _KEYS = {
@@ -29,16 +32,37 @@ _KEYS = {
 }  # fmt: skip
 
 
-class Replica:
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What all ranks know about an averaging that has committed.
+
+    Args:
+        step: local steps before it began.
+        interval: steps since the same fragment was averaged the time before.
+        scalars: by name, the value of each rank.
+        mean_square: |mean delta|².
+    """
+
+    step: int
+    fragment: int
+    interval: int
+    scalars: Mapping[str, list[float]]
+    mean_square: float
+
+
+class Replica(Bound):
     """Belongs to the training thread. Nothing here asks whether something has arrived: flights end at fixed steps."""
 
     def __init__(self, policy: LocalSteps, context: Context) -> None:
+        super().__init__()
         self._policy, self._context = policy, context
         self._tensors = context.tensors
-        self._fragments = policy.fragments(self._tensors)
+        self._fragments = policy.cut(self._tensors)
         self._deltas = Deltas(context, self._fragments, policy.compressor, policy.scalars)
         self._rate = ScaledRate(policy.rate_factor(context.link.world_size, context.optimizers))
-        self._totals = Totals()
         self._step = self._taken = 0
         self._marks = [[0, 0] for _ in self._fragments]  # steps and steps taken, when each was last sent
         self._losses: list[float] = []  # since the last averaging
@@ -101,9 +125,6 @@ class Replica:
             with torch.no_grad():
                 for name, tensor in self._tensors.items():
                     tensor.detach().copy_(own[name])
-
-    def stats(self) -> WireStats:
-        return self._totals.stats()
 
     def explain(self) -> Sequence[str]:
         world, factor = self._context.link.world_size, self._rate.factor
@@ -198,7 +219,7 @@ class Replica:
     def _merge(self, landed: Landed) -> None:
         flight, outcome, policy = landed.flight, landed.outcome, self._policy
         report = outcome.report
-        self._totals.add(report)
+        self.totals.add(report)
         self._exchange_s = report.encode_s + report.wire_s + report.decode_s
         self._tell(landed)
         if not outcome.committed:

@@ -52,7 +52,7 @@ class Stream(LocalSteps):
     def compressor(self) -> str:
         return self.compress or BITS[self.bits]
 
-    def fragments(self, tensors: Mapping[str, Tensor]) -> list[list[Piece]]:
+    def cut(self, tensors: Mapping[str, Tensor]) -> list[list[Piece]]:
         return cut(tensors, self.slices)
 
     def due(self, step: int, numbers: Numbers) -> Sequence[int]:

@@ -34,7 +34,7 @@ from thinwire.plan.price import DENSE
 from thinwire.plan.result import Plan
 from thinwire.plan.search import Budget, Quality
 from thinwire.sync.context import Context
-from thinwire.sync.every_step import EveryStep, Idle
+from thinwire.sync.every_step import EveryStep
 from thinwire.sync.policy import Bound, Policy, parse_policy
 from thinwire.wire.attached import Attached
 
@@ -132,7 +132,7 @@ def attach(
         gradients = Gradients(channel, target.parameters, scaler=scaler, observers=Observers(observers))
         autopilot = Autopilot(gradients, settings) if settings is not None else None
         engine = target.engine(gradients, broadcast_buffers=broadcast_buffers)
-        bound: Bound = Idle()
+        bound = Bound()
         if not isinstance(policy, EveryStep):
             if (
                 link.world_size > 1 and given is None and transport.lanes > 1
@@ -180,7 +180,7 @@ def _bind(policy: Policy, context: Context) -> Bound:
     if context.link.world_size > 1:
         return policy.bind(context)
     context.engine.exchanging = False
-    return Idle(is_local=True, lines=["  one rank: nothing to average"])
+    return Bound(is_local=True)
 
 
 def _ungraded(sync: str, plan: Plan | None, compress: str | Compressor, fuse: str) -> tuple[str, str]:

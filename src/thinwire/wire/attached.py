@@ -25,7 +25,6 @@ from thinwire.observe.metrics import WireStats
 from thinwire.plan.ledger import ErrorLedger
 from thinwire.plan.price import Pricer
 from thinwire.plan.result import Plan
-from thinwire.sync.every_step import Idle
 from thinwire.sync.policy import Bound
 from thinwire.wire import state as states
 from thinwire.wrappers.host import stop_worker
@@ -56,7 +55,7 @@ class Attached:
         self._handles: list[Any] = [one.register_step_pre_hook(self._begin_step) for one in target.optimizers]
         self._handles += [one.register_step_post_hook(self._after_step) for one in target.optimizers]
         self._steps = 0
-        self._scaler = None if isinstance(policy, Idle) else scaler
+        self._scaler = None if type(policy) is Bound else scaler
         self._watch_scaler()
         if autopilot is not None:
             # A rank that only evaluates must never enter a collective, so planning runs where all ranks train: before an
@@ -106,11 +105,14 @@ class Attached:
 
     def stats(self) -> WireStats:
         """Totals since ``attach``: steps, bytes, seconds."""
-        return self._gradients.totals.stats(self._link.sent_bytes) + self._policy.stats()
+        return self._gradients.totals.stats(self._link.sent_bytes) + self._policy.totals.stats()
 
     def metrics(self) -> dict[str, float]:
-        """Rates and seconds per step over the last 20 steps, flat, for any tracker; empty before the second step."""
-        found = self._gradients.totals.metrics()
+        """Rates and seconds per step over the last 20 steps, flat, for any tracker; empty before the second step.
+
+        Where gradients stay local they are per average of deltas instead.
+        """
+        found = (self._policy.totals if self._policy.is_local else self._gradients.totals).metrics()
         worst = self.ledger.worst("compression") if found and self.ledger is not None else None
         return found if worst is None else {**found, "thinwire/error_share": worst[1]}
 
