@@ -97,7 +97,7 @@ class Attached:
 
     def report_loss(self, loss: Tensor | float) -> None:
         """Tell the loss of this rank's step, for policies that adapt to it."""
-        self._policy.report_loss(float(loss))
+        self._policy.report_loss(float(loss.detach() if isinstance(loss, Tensor) else loss))
 
     def idle_step(self) -> None:
         """With local steps: this rank takes none this time (it is slower, or out of data) but takes part in averages."""
