@@ -222,7 +222,10 @@ class Channel:
 
     def _join(self, link: Link, groups: Sequence[Group]) -> None:
         """Send over this link from now on: it knows what rounds to expect, and its ranks have places among the flags."""
-        link.declare(self.number, [unit.compressor.rounds for group in groups for unit in group.units])
+        compressors = [unit.compressor for group in groups for unit in group.units]
+        link.declare(self.number, [compressor.rounds for compressor in compressors])
+        for compressor in compressors:  # in an order that all ranks share
+            link.prepare(compressor.partitions(link.rank, link.world_size))
         self._link = link
         self.flags = FlagLayout(list(self.tensors), self.scalars, link.rank, link.world_size)
 
