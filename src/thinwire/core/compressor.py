@@ -154,6 +154,11 @@ class Compressor(ABC):
         return None
 
     @property
+    def dtype(self) -> torch.dtype:
+        """In which its units are flattened: fp32, but where something wider is sent as it is."""
+        return torch.float32
+
+    @property
     def checks_finite(self) -> bool:
         """The exchange calls ``Step.refuse``: it sees all values in a pass that it makes anyway. Else the driver checks."""
         return False

@@ -82,6 +82,7 @@ class Transaction:
         self._isolated, self._norms = channel.isolated, channel.norms
         self._places = Places(channel.place_of, self._layout.numel, channel.pool)
         self._outs: dict[str, Tensor] = {}
+        self._strides: dict[str, tuple[int, ...]] = {}  # of inputs that are not contiguous (channels_last)
         self._jobs: list[Job] = []
         self._ready_s: dict[str, float] = {}
         self._first_cpu_s = self._core_share = 0.0
@@ -115,6 +116,8 @@ class Transaction:
         if not self._ready_s:
             self._first_cpu_s = time.thread_time()
         self._ready_s[name] = time.perf_counter()
+        if not tensor.is_contiguous():
+            self._strides[name] = tensor.stride()
         placed = self._places.put(name, tensor) if self._channel.owns_inputs else tensor
         self.added[name] = placed
         if out is not None:
@@ -238,7 +241,7 @@ class Transaction:
         if self._scale != 1.0:
             x.div_(self._scale)  # residuals live in unscaled units, whatever the scaler does from step to step
         # Before anything touches the residual: one NaN there would stay for ever, and win every top-k.
-        if not compressor.checks_finite and not kernels.all_finite(x):
+        if not compressor.checks_finite and not _all_finite(x):
             self._refuse()
             x.zero_()
         if self._norms:
@@ -270,6 +273,11 @@ class Transaction:
             shaped = part.view(tensor.shape)
             if tensor.fqn in self._outs:
                 self._outs[tensor.fqn].copy_(shaped)
+            elif tensor.fqn in self._strides:  # back into the layout of the input
+                strided = torch.empty_strided(
+                    tensor.shape, self._strides[tensor.fqn], dtype=tensor.dtype, device=tensor.device
+                )
+                shaped = strided.copy_(shaped)
             self._means[tensor.fqn] = shaped if tensor.dtype is shaped.dtype else shaped.to(tensor.dtype)
 
     def _synchronize(self) -> None:
@@ -296,6 +304,10 @@ class Transaction:
             local_sq=self._local_sq if committed else {},
             mean_sq=self._mean_sq if committed else {},
         )
+
+
+def _all_finite(x: Tensor) -> bool:
+    return kernels.all_finite(x) if x.dtype is torch.float32 else bool(x.isfinite().all())
 
 
 def _squares(unit: Unit, x: Tensor) -> dict[str, float]:
