@@ -312,7 +312,7 @@ class Autopilot:
         drift = self._watch.refitted(changed=changed)
         groups = None
         if parse_fusion(plan.fuse).needs_profile:
-            groups = [group.to_json() for group in pricer.group_plans(plan.compress, plan.fuse)]
+            groups = tuple(pricer.group_plans(plan.compress, plan.fuse))
         active = ActivePlan(plan, order, before_s, expected_s, dense_s, drift=drift, groups=groups)
         if before is None or self._verdict != "dense" or not lost(before.plan, plan):
             return active
@@ -325,7 +325,7 @@ class Autopilot:
         compress, fuse = self._settings.start if self.plan is None else (self.plan.compress, self.plan.fuse)
         plan = active.plan
         changed = (plan.compress, plan.fuse) != (compress, fuse)
-        regrouped = active.groups is not None and active.groups != [one.to_json() for one in self._channel.plan]
+        regrouped = active.groups is not None and active.groups != tuple(self._channel.plan)
         self._follow(active, trial=changed)
         if plan.compress != compress:
             self.errors.forget_compression()
@@ -339,7 +339,7 @@ class Autopilot:
     def _groups(self, active: ActivePlan) -> list[GroupPlan]:
         plan = active.plan
         if active.groups is not None:
-            return [GroupPlan.from_json(one) for one in active.groups]
+            return list(active.groups)
         ordered = [self._channel.tensors[name] for name in active.order]
         return plan_groups(parse_fusion(plan.fuse), ordered, prepare(plan.compress), self._link.world_size)
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from thinwire.core import CheckpointError, Compressor, ConfigError, State, TensorSpec, memory
+from thinwire.core.schema import to_json
 from thinwire.exchange import states
 from thinwire.exchange.flags import FlagLayout
 from thinwire.exchange.membership import Membership
@@ -128,7 +129,7 @@ class Channel:
             "compress": str(self.compressor),
             "index": min((one.index for one in self._open), default=self.index),
             "seed": self.seed,
-            "groups": [group.to_json() for group in self.plan],
+            "groups": to_json(self.plan),
             "tensors": states.at_rest(self.states, self._aside),
             "roles": states.roles(self.tensors.values(), self.compressor),
             "carried": {name: value.clone() for name, value in self.carried.items()},
