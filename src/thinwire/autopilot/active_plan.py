@@ -40,6 +40,13 @@ class ActivePlan:
     ledger: Mapping[str, Any] | None = None
     groups: tuple[GroupPlan, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if not (self.before_s >= 0 and min(self.expected_s, self.dense_s, self.drift) > 0):
+            raise ConfigError(
+                f"before_s is {self.before_s}, expected_s {self.expected_s}, dense_s {self.dense_s}, drift {self.drift}; "
+                "expected the first at least 0 and the others above"
+            )
+
     def to_text(self) -> str:
         """As JSON."""
         return json.dumps(to_json(self))

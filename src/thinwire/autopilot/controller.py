@@ -123,21 +123,20 @@ class Autopilot:
             barrier(self._link)  # ranks may share cores: the end of this step must not slow down the next
         self._clock.resume(report, time.perf_counter() - began_s)
 
-    def load(self, saved: str | None) -> None:
+    def load(self, active: ActivePlan | None) -> None:
         """Go on with a plan from a checkpoint, or measure again where there was none yet; states are not touched.
 
         Args:
-            saved: what ``saved`` gave.
+            active: what ``saved`` gave, as ``read_active_plan`` has read and checked it.
         """
         self._start()
-        if saved is not None:
-            active = read_active_plan(saved)
+        if active is not None:
             self._follow(replace(active, ledger=None), trial=False)
             if active.ledger is not None:
                 self.errors.ledger.load_json(active.ledger)
 
     def saved(self) -> str | None:
-        """What ``load`` takes, for checkpoints."""
+        """The plan in force with its ledger, for checkpoints."""
         if self.active is None:
             return None
         return replace(self.active, ledger=self.errors.ledger.to_json()).to_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from thinwire.exchange import states
 from thinwire.exchange.flags import FlagLayout
 from thinwire.exchange.membership import Membership
 from thinwire.exchange.transaction import Transaction
-from thinwire.fusion.groups import GroupPlan, Unit, make_groups, read_plans
+from thinwire.fusion.groups import GroupPlan, Unit, density_of, make_groups, read_plans
 
 
 class SideInputs(Protocol):
@@ -137,11 +138,15 @@ class Channel:
 
     def check_state(self, state: Mapping[str, Any], compressor: Compressor) -> list[GroupPlan]:
         """The groups of a saved state; raises CheckpointError where any of it does not fit ``compressor``."""
-        for key, kind in (("index", int), ("seed", int), ("groups", list), ("tensors", Mapping), ("carried", Mapping)):
-            if not isinstance(state.get(key), kind):
-                raise CheckpointError(f"the checkpoint's {key} is {state.get(key)!r:.80}, expected a {kind.__name__}")
-        plans = read_plans(state["groups"], self.tensors)
-        states.check(state["tensors"], state["carried"], self.tensors.values(), compressor)
+        for key in ("index", "seed"):
+            if type(state.get(key)) is not int or (key == "index" and state[key] < 0):
+                raise CheckpointError(
+                    f"the checkpoint's {key} is {reprlib.repr(state.get(key))}, expected a whole number"
+                )
+        plans = read_plans(state.get("groups"), self.tensors)
+        states.check(state.get("tensors"), state.get("carried"), self.tensors.values(), compressor)
+        if density_of(compressor) is None and any(one.density is not None for one in plans):
+            raise CheckpointError(f"the fusion plan in the checkpoint sets a density, which {compressor} does not have")
         return plans
 
     def load_state_dict(self, state: Mapping[str, Any], compressor: Compressor | None = None) -> None:
@@ -158,12 +163,12 @@ class Channel:
         plans = self.check_state(state, compressor)
         self.compressor, self.index, self.seed = compressor, state["index"], state["seed"]
         device = {name: tensor.device for name, tensor in self.tensors.items()}
-        self.carried = {name: value.to(device[name], copy=True) for name, value in state["carried"].items()}
+        self.carried = {name: value.detach().to(device[name], copy=True) for name, value in state["carried"].items()}
         self._undo = None
         self._bind(
             plans,
             {
-                name: {key: value.to(device[name]) for key, value in piece.items()}
+                name: {key: value.detach().to(device[name], copy=True) for key, value in piece.items()}
                 for name, piece in state["tensors"].items()
             },
         )
