@@ -52,7 +52,7 @@ def test_auto_alone_is_dense_and_says_so(single_rank_group: None, caplog: pytest
         assert wire.plan.compress == "dense"
         assert wire.stats().wire_bytes == 0
         state = wire.state_dict()
-        with pytest.raises(thinwire.CheckpointError, match="plan in the checkpoint cannot be read"):
+        with pytest.raises(thinwire.CheckpointError, match="plan in the checkpoint does not fit: plan is missing"):
             wire.load_state_dict({**state, "plan": "{}"})
     assert [record.message for record in caplog.records if "nobody to send anything to" in record.message]
 
