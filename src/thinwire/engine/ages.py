@@ -116,6 +116,14 @@ class Ages:
         for ages in self._ages.values():
             ages.zero_()
 
+    def rollback(self) -> None:
+        """Undo the last step: what arrived becomes as old as it was, everything else one step younger."""
+        for name, since in self._since.items():
+            ages = self._ages[name]
+            before = torch.where(ages > 0, ages, since)
+            since.copy_(torch.where(before > 0, before - 1, before))
+            ages.zero_()
+
     def state_dict(self) -> dict[str, Tensor]:
         """By name, the steps since each coordinate was last received; the same on all ranks."""
         return {name: since.clone() for name, since in self._since.items()}

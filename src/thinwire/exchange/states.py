@@ -35,7 +35,7 @@ def bind(groups: Sequence[Group], pieces: Mapping[str, State]) -> tuple[ByUnit, 
         names = [tensor.fqn for tensor in unit.spec.tensors]
         states[unit] = {key: torch.cat([pieces[name][key] for name in names]) for key in used}
         for name in names:
-            aside[name] = {key: value for key, value in pieces[name].items() if key not in used}
+            aside[name] = {key: value.clone() for key, value in pieces[name].items() if key not in used}
     return states, aside
 
 
