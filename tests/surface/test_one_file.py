@@ -68,8 +68,8 @@ with thinwire.attach(model, optimizer, compress="dense", sync="rarely(every=3)")
     assert wire.stats().steps == 0, "gradients stay local"
 """,
     "engine": """
-from thinwire.engine.target import names_of_kinds
-assert names_of_kinds() == ["ddp", "on_demand", "plain"]
+from thinwire.engine.target import KINDS
+assert [kind.name for kind in KINDS] == ["ddp", "on_demand", "plain"]
 model.asks = True
 with thinwire.attach(model, optimizer, compress="dense") as wire:
     step()
