@@ -249,7 +249,7 @@ class Link:
         return [job for job in jobs if job.rounds != self._took.get((job.tag.channel, job.tag.group))]
 
     def _drive(self, job: Job) -> None:
-        """One round of a job. After a failure nothing more is sent: other ranks must not get messages out of order."""
+        """One round of a job. After a failure no round is begun: other ranks must not get messages out of order."""
         result = None
         try:
             if not self._errors:
