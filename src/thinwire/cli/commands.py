@@ -8,9 +8,11 @@ import typer
 
 from thinwire import __version__
 from thinwire.cli import bench, compressors, demo, doctor, lab, plan, probe, report
+from thinwire.cli.mistakes import Commands
 
 app = typer.Typer(
     name="thinwire",
+    cls=Commands,
     help="Train PyTorch models over slow networks.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
