@@ -25,7 +25,7 @@ ROOT = FOLDER.parents[1]
 MARKED = re.compile(r"(<!-- results: (?P<what>[\w/-]+) -->\n).*?(<!-- end results -->)", re.DOTALL)
 NAMED = re.compile(r"<!-- (?:results|figures): ([\w/, -]+?) -->")
 CODE = re.compile(r"^( *)```.*?^\1```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
-FIGURE = re.compile(r"(?<![\w.])\d+(?:\.\d+| %)(?: %)?(?![\w.]*\d)")
+FIGURE = re.compile(r"(?<![\w.-])\d+(?:\.\d+| %)(?: %)?(?![\w.]*\d)")
 MODELS = {"cnn": "cnn", "lstm": "lstm", "small": "small"}
 
 
