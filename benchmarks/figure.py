@@ -19,7 +19,7 @@ RATES = {"20mbit": "20", "50mbit": "50", "100mbit": "100", "200mbit": "200", "50
 TICKS_S = (0.5, 1, 2, 5, 10)
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 60, 680, 50, 345
-LEGEND_X, LEGEND_Y = 430, 76
+LEGEND_X, LEGEND_Y = 392, 76
 # Contestant, label, colour, dashes, width of the line.
 LINES = (
     ("stock DDP", "PyTorch DDP", "#444444", "", 2),
@@ -35,10 +35,10 @@ def picture() -> str:
     """The SVG, the same text for the same figures."""
     series = {contestant: {rate: _seconds(contestant, rate) for rate in RATES} for contestant, *_ in LINES}
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="15"'
         f' role="img" aria-label="{TITLE}, by link rate">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="26" font-size="16" fill="#222222">{TITLE}</text>',
+        f'<text x="{LEFT}" y="26" font-size="18" fill="#222222">{TITLE}</text>',
         *_axes(),
     ]
     for number, (contestant, label, colour, dashes, width) in enumerate(LINES):
@@ -85,7 +85,7 @@ def _line(series: Series, colour: str, dashes: str, width: float) -> Iterator[st
 
 
 def _legend(number: int, label: str, colour: str, dashes: str, width: float) -> Iterator[str]:
-    y = LEGEND_Y + 20 * number
+    y = LEGEND_Y + 23 * number
     stroke = _stroke(colour, dashes, width)
     yield f'<line x1="{LEGEND_X}" y1="{y - 4}" x2="{LEGEND_X + 24}" y2="{y - 4}" {stroke}/>'
     weight = ' font-weight="bold"' if width > 3 else ""
