@@ -46,8 +46,8 @@ def load(study: str) -> dict[str, Any]:
 
 
 def studies() -> list[str]:
-    """The names of all studies."""
-    return sorted(path.stem for path in FOLDER.glob("*.json"))
+    """The names of all studies; other files beside them have no tables for pages."""
+    return sorted(path.stem for path in FOLDER.glob("*.json") if '"tables"' in path.read_text(encoding="utf-8"))
 
 
 def contest_steps() -> list[dict[str, str]]:

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 import thinwire
 from gloo.support import Cases, Rank, close, digest, seeded, sgd, wrap
-from thinwire.comm import Pending, Tag, Throttled, TorchDistTransport, Transport
-from thinwire.core import AllToAll, Request
 from thinwire.autopilot import controller, errors
 from thinwire.autopilot.controller import (
     FEWEST_DENSE_STEPS,
@@ -25,9 +23,11 @@ from thinwire.autopilot.controller import (
     PLANNING_STEPS,
     WARMUP_STEPS,
 )
+from thinwire.autopilot.quality import MODEL
+from thinwire.autopilot.watch import SETTLE_STEPS, TRIAL_STEPS
+from thinwire.comm import Pending, Tag, Throttled, TorchDistTransport, Transport
+from thinwire.core import AllToAll, Request
 from thinwire.plan import Link, network_of_link, search
-from thinwire.plan.quality import MODEL
-from thinwire.plan.watch import SETTLE_STEPS, TRIAL_STEPS
 
 controller.TIMED_S = float("inf")  # always as many steps as can be, however slow the machine is today
 CASES = Cases()

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gloo import fault_cases, kill_cases, stop_cases
+from gloo import absent_cases, fault_cases, kill_cases, stop_cases
 from gloo.launch import Report, launch, shared_launch
 
 pytestmark = [pytest.mark.gloo, pytest.mark.timeout(150)]
@@ -47,6 +47,27 @@ def test_stopped_rank() -> None:
         assert "step 2" in outcome["value"]["message"]
     assert "Ranks 1 failed" in report.outcomes[0]["survivors_give_up"]["value"]["message"]
     _assert_all_gone(report)
+
+
+@pytest.mark.parametrize("case", ["leaves", "never_comes", "stops_while_attaching", "dies_while_attaching"])
+def test_absent_rank(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody else gives up soon, and says which rank is missing."""
+    monkeypatch.setenv("ABSENT_CASE", case)
+    report = launch("absent_cases", 3, timeout_s=60.0)
+    for rank in (0, 2):
+        outcome = report.outcomes[rank][case]
+        assert "error" not in outcome, outcome["error"]
+        assert outcome["value"]["seconds"] < 6 * absent_cases.TIMEOUT_S
+        message = outcome["value"]["message"]
+        assert "rank 1 did not call attach()" in message or "Ranks 1 failed" in message, message
+    _assert_all_gone(report)
+
+
+def test_slow_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that takes longer than the time-out, but is alive, is waited for."""
+    monkeypatch.setenv("ABSENT_CASE", "slow")
+    values = launch("absent_cases", 3, timeout_s=60.0).values("slow")
+    assert values[0] == values[1] == values[2]
 
 
 def test_launch_kills_what_does_not_end() -> None:

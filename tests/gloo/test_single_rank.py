@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import thinwire
 from gloo.support import ENGINES, Net, close, loss_of, mean_gradients, seeded, sgd, specs, train, wrap
 from thinwire.autopilot.controller import PLANNING_STEPS
+from thinwire.autopilot.expect import alone
 from thinwire.observe.events import read_events
-from thinwire.plan.online import alone
 
 pytestmark = pytest.mark.gloo
 
@@ -52,7 +52,7 @@ def test_auto_alone_is_dense_and_says_so(single_rank_group: None, caplog: pytest
         assert wire.plan.compress == "dense"
         assert wire.stats().wire_bytes == 0
         state = wire.state_dict()
-        with pytest.raises(thinwire.CheckpointError, match="plan in the checkpoint cannot be read"):
+        with pytest.raises(thinwire.CheckpointError, match="plan in the checkpoint does not fit: plan is missing"):
             wire.load_state_dict({**state, "plan": "{}"})
     assert [record.message for record in caplog.records if "nobody to send anything to" in record.message]
 

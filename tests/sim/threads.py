@@ -10,7 +10,7 @@ from typing import TypeVar
 from thinwire.comm import Pending, Tag
 from thinwire.comm.simulate import answer
 from thinwire.comm.transport import Later
-from thinwire.core import Reply, Request
+from thinwire.core import Reply, Request, TransportError
 
 T = TypeVar("T")
 TIMEOUT_S = 20.0
@@ -27,6 +27,7 @@ class ThreadedWorld:
         self._asked: dict[Number, dict[int, Request]] = defaultdict(dict)
         self._replies: dict[Number, list[Reply]] = {}
         self._changed = threading.Condition()
+        self._broken = False
 
     def transport(self, rank: int, order: list[Tag] | None = None) -> ThreadedTransport:
         return ThreadedTransport(self, rank, order if order is not None else [])
@@ -38,11 +39,24 @@ class ThreadedWorld:
 
     def get(self, number: Number, rank: int) -> Reply:
         with self._changed:
-            complete = self._changed.wait_for(lambda: len(self._asked[number]) == self.world_size, TIMEOUT_S)
-            assert complete, f"message {number} waits for ranks other than {sorted(self._asked[number])}"
+            self._changed.wait_for(lambda: self._is_complete(number) or self._broken, TIMEOUT_S)
+            if self._broken and not self._is_complete(number):
+                raise TransportError(f"the connection was closed before message {number} was complete")
+            assert self._is_complete(number), (
+                f"message {number} waits for ranks other than {sorted(self._asked[number])}"
+            )
             if number not in self._replies:
                 self._replies[number] = answer([self._asked[number][r] for r in range(self.world_size)])
             return self._replies[number][rank]
+
+    def hang_up(self) -> None:
+        """A rank is gone: what is not complete never will be, and who waits for it is told, as with TCP."""
+        with self._changed:
+            self._broken = True
+            self._changed.notify_all()
+
+    def _is_complete(self, number: Number) -> bool:
+        return len(self._asked[number]) == self.world_size
 
 
 class ThreadedTransport:
@@ -62,8 +76,9 @@ class ThreadedTransport:
 
 
 def link_threads() -> list[threading.Thread]:
-    """The threads of all links that have not ended."""
-    return [thread for thread in threading.enumerate() if thread.name.startswith("thinwire")]
+    """The threads of all links that have not ended; ``host | ...`` has a worker that belongs to no link."""
+    names = {thread: thread.name for thread in threading.enumerate()}
+    return [one for one, name in names.items() if name.startswith("thinwire") and not name.startswith("thinwire-host")]
 
 
 def run_ranks(work: Callable[[int], T], world_size: int) -> list[T]:

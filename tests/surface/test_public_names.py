@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,14 @@ ATTACH_KEYWORDS = {
     "seed": 0,
     "timeout_s": 60.0,
     "events": None,
+    "observers": (),
+    "process_group": None,
 }
 ATTACHED = {
     "detach",
     "explain",
     "load_state_dict",
+    "metrics",
     "no_sync",
     "received",
     "state_dict",
@@ -73,6 +77,29 @@ COMPRESSORS = {
     "momentum": {"mu"},
     "route": {"min_elems", "min_dims"},
 }
+# What authors of compressors, transports, observers and policies build on, by package.
+PACKAGES = {
+    "core": {
+        "ELEMENTWISE", "RESIDUAL", "AllGather", "AllReduce", "AllToAll", "Broadcast", "CheckpointError", "Codec",
+        "Compressor", "ConfigError", "DesyncError", "Exchange", "Exchanged", "Layout", "Listing", "Payload",
+        "PayloadError", "Reply", "Request", "Role", "Schedule", "State", "Step", "TensorSpec", "ThinwireError",
+        "TransportError", "UnitSpec", "Wrapper", "available", "make", "memory", "register", "residual_key",
+    },
+    "comm": {
+        "GLOO_LANES", "Delayed", "Faulty", "Framed", "Job", "Link", "Pending", "Rounds", "Span", "Tag",
+        "Throttled", "TorchDistTransport", "Trace", "Transport", "fit_lanes", "simulate", "write_chrome_trace",
+    },
+    "exchange": {"Channel", "Fixed", "Membership", "Outcome", "Transaction"},
+    "observe": {"EventError", "EventWriter", "Observer", "StepReport", "WireStats", "read_events"},
+    "sync": {"Policy", "parse_policy", "policies"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_of_packages(package: str) -> None:
+    module = import_module(f"thinwire.{package}")
+    assert set(module.__all__) == PACKAGES[package]
+    assert all(getattr(module, name) is not None for name in module.__all__)
 
 
 def test_public_names() -> None:

@@ -1,4 +1,4 @@
-"""Headers: a message of another step, group, channel or configuration, or with changed bytes, is found and its sender named."""
+"""Headers: a message of another step, group, channel or setting, or with changed bytes, is found and its sender named."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from sim.threads import ThreadedWorld, link_threads
 from thinwire.comm import Job, Link, Rounds, Tag, fit_lanes
 from thinwire.comm.transport import Later
-from thinwire.core import AllReduce, DesyncError, Request
+from thinwire.core import AllReduce, ConfigError, DesyncError, Request, TransportError
 
 WAIT_S = 10.0
 
@@ -180,8 +180,11 @@ def test_one_mode_holds_for_all_channels_of_a_link() -> None:
         modes.append(link.rounds_in_lanes)
     assert modes == [False, True, False, True]
     link.open = 1
-    with pytest.raises(AssertionError, match="only while it is idle"):
-        link.declare(1, [2])
+    link.declare(1, [2])
+    with pytest.raises(ConfigError, match="only while it is idle"):
+        link.declare(1, [3])
+    link.declare(3, [2])
+    assert link.rounds_in_lanes, "what was refused must not count later"
     with pytest.raises(AssertionError, match="open transaction"), link.idle():
         pass
     link.close()
@@ -266,6 +269,44 @@ def test_the_first_error_reaches_every_owner_and_nothing_more_is_sent(
     assert len([tag for tag in order if tag.channel == 1]) <= 1 + after
     with pytest.raises(type(error)):
         link.run(rounds(1))
+
+
+class FailsTwice:
+    """Starting group 1 fails while group 0 waits for its reply, which then fails too."""
+
+    rank, world_size, lanes = 0, 1, 2
+
+    def __init__(self) -> None:
+        self.errors = [TransportError("the first"), TransportError("the second")]
+        self._waiting, self._failed = threading.Event(), threading.Event()
+
+    def start(self, request: Request, tag: Tag) -> Later:
+        if tag.group == 1:
+            assert self._waiting.wait(WAIT_S)
+            self._failed.set()
+            raise self.errors[0]
+
+        def reply() -> Any:
+            self._waiting.set()
+            assert self._failed.wait(WAIT_S)
+            time.sleep(0.01)  # the encode thread says first that it has failed
+            raise self.errors[1]
+
+        return Later(reply)
+
+
+def test_the_first_of_two_errors_is_what_everybody_hears() -> None:
+    transport = FailsTwice()
+    link = Link(transport)
+    link.declare(1, [2])
+    owner, later = Owner(link), Owner(link, step=1)
+    owner.submit_all(rounds(2), rounds(2))
+    later.submit_all(rounds(1))
+    for one in (owner, later):
+        with pytest.raises(TransportError, match="the first"):
+            one.wait()
+        assert set(one.errors) == {transport.errors[0]}
+    link.close()
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
+from thinwire.autopilot.expect import StepTimes
 from thinwire.observe.report import StepReport
-from thinwire.plan.online import StepTimes
 
 _STRANGE = 2.0  # so many times the usual, and something else was done between two steps
 

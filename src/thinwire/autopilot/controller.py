@@ -25,16 +25,7 @@ from torch import Tensor
 from thinwire.autopilot.active_plan import ActivePlan, read_active_plan
 from thinwire.autopilot.clock import StepClock
 from thinwire.autopilot.errors import ErrorStatistics
-from thinwire.autopilot.measure import cluster_of, codec_costs, gradient_errors, link_network, still_holds
-from thinwire.comm.objects import all_gather_object, all_reduce_max, barrier, broadcast_object
-from thinwire.engine.base import Gradients
-from thinwire.fusion import Curve, Noise, parse_fusion
-from thinwire.fusion.groups import GroupPlan, plan_groups
-from thinwire.fusion.prepare import prepare
-from thinwire.plan.cluster import Cluster, machine_id
-from thinwire.plan.host import host_curve
-from thinwire.plan.network import Network
-from thinwire.plan.online import (
+from thinwire.autopilot.expect import (
     StepTimes,
     alone,
     back_to_dense,
@@ -46,16 +37,25 @@ from thinwire.plan.online import (
     ready_times,
     summary,
 )
+from thinwire.autopilot.measure import cluster_of, codec_costs, gradient_errors, link_network, still_holds
+from thinwire.autopilot.quality import MODEL, measured, requalified
+from thinwire.autopilot.watch import Verdict, Watch
+from thinwire.comm.objects import all_gather_object, all_reduce_max, barrier, broadcast_object
+from thinwire.engine.base import Gradients
+from thinwire.fusion import Curve, Noise, parse_fusion
+from thinwire.fusion.groups import GroupPlan, plan_groups
+from thinwire.fusion.prepare import prepare
+from thinwire.fusion.profile import WARMUP_STEPS
+from thinwire.plan.cluster import Cluster, machine_id
+from thinwire.plan.host import host_curve
+from thinwire.plan.network import Network
 from thinwire.plan.price import DENSE, Pricer
-from thinwire.plan.quality import MODEL, measured, requalified
 from thinwire.plan.result import Plan
 from thinwire.plan.search import Budget, Quality, choose
-from thinwire.plan.watch import Verdict, Watch
 
 log = logging.getLogger(__name__)
 
 SIGNAL = "signal"  # the scalar by which rank 0 says that a phase ends or that steps drift
-WARMUP_STEPS = 2  # connections, caches, allocations, DDP's new buckets
 TIMED_S = 3.0  # steps of both kinds are timed until they make up this: short ones are noisy, long ones hold training up
 FEWEST_DENSE_STEPS, DENSE_STEPS = 2, 4
 FEWEST_ISOLATED_STEPS, ISOLATED_STEPS = 4, 12
@@ -123,21 +123,20 @@ class Autopilot:
             barrier(self._link)  # ranks may share cores: the end of this step must not slow down the next
         self._clock.resume(report, time.perf_counter() - began_s)
 
-    def load(self, saved: str | None) -> None:
+    def load(self, active: ActivePlan | None) -> None:
         """Go on with a plan from a checkpoint, or measure again where there was none yet; states are not touched.
 
         Args:
-            saved: what ``saved`` gave.
+            active: what ``saved`` gave, as ``read_active_plan`` has read and checked it.
         """
         self._start()
-        if saved is not None:
-            active = read_active_plan(saved)
+        if active is not None:
             self._follow(replace(active, ledger=None), trial=False)
             if active.ledger is not None:
                 self.errors.ledger.load_json(active.ledger)
 
     def saved(self) -> str | None:
-        """What ``load`` takes, for checkpoints."""
+        """The plan in force with its ledger, for checkpoints."""
         if self.active is None:
             return None
         return replace(self.active, ledger=self.errors.ledger.to_json()).to_text()
@@ -273,7 +272,7 @@ class Autopilot:
                 self._errors = gradient_errors(self._settings.specs, averaged) if averaged else {}
             profile = replace(profile, noise=self._noise, errors=self._errors)
             codecs = codec_costs(self._settings.specs, self._tensors)
-            self.pricer = Pricer(profile, self._network, codecs, cluster, self._host_curve())
+            self.pricer = Pricer(profile, self._network, codecs, cluster, self._host_curve(), scalars=1)
             text = self._activate(self._choose(self.pricer, cluster, began_s), self.pricer).to_text()
         self._change(read_active_plan(broadcast_object(self._link, text)))
 
@@ -291,7 +290,9 @@ class Autopilot:
         if settings.fixed:
             return only_one(pricer, *settings.start, quality=settings.quality)
         budget = Budget(quality=settings.quality, experimental=True)  # the candidates are chosen already
-        plan = choose(profile, pricer.network, pricer.codecs, cluster, budget=budget, fusions=settings.fusions)
+        plan = choose(
+            profile, pricer.network, pricer.codecs, cluster, budget=budget, fusions=settings.fusions, scalars=1
+        )
         facts = {"step": str(self._channel.index), "planning_s": f"{time.perf_counter() - began_s:.2f}"}
         noise = profile.noise_share()
         return replace(plan, facts=facts if noise is None else {**facts, "noise_share": f"{noise:.3f}"})
@@ -310,7 +311,7 @@ class Autopilot:
         drift = self._watch.refitted(changed=changed)
         groups = None
         if parse_fusion(plan.fuse).needs_profile:
-            groups = [group.to_json() for group in pricer.group_plans(plan.compress, plan.fuse)]
+            groups = tuple(pricer.group_plans(plan.compress, plan.fuse))
         active = ActivePlan(plan, order, before_s, expected_s, dense_s, drift=drift, groups=groups)
         if before is None or self._verdict != "dense" or not lost(before.plan, plan):
             return active
@@ -323,7 +324,7 @@ class Autopilot:
         compress, fuse = self._settings.start if self.plan is None else (self.plan.compress, self.plan.fuse)
         plan = active.plan
         changed = (plan.compress, plan.fuse) != (compress, fuse)
-        regrouped = active.groups is not None and active.groups != [one.to_json() for one in self._channel.plan]
+        regrouped = active.groups is not None and active.groups != tuple(self._channel.plan)
         self._follow(active, trial=changed)
         if plan.compress != compress:
             self.errors.forget_compression()
@@ -337,7 +338,7 @@ class Autopilot:
     def _groups(self, active: ActivePlan) -> list[GroupPlan]:
         plan = active.plan
         if active.groups is not None:
-            return [GroupPlan.from_json(one) for one in active.groups]
+            return list(active.groups)
         ordered = [self._channel.tensors[name] for name in active.order]
         return plan_groups(parse_fusion(plan.fuse), ordered, prepare(plan.compress), self._link.world_size)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from thinwire.autopilot.expect import noise_over_ranks
+from thinwire.autopilot.quality import MODEL
 from thinwire.comm.objects import all_gather_object
 from thinwire.exchange.channel import Channel
 from thinwire.exchange.states import cut, residual_of
 from thinwire.observe.report import StepReport
 from thinwire.plan.ledger import ErrorLedger, Quotas
-from thinwire.plan.online import noise_over_ranks
-from thinwire.plan.quality import MODEL
 
 EVERY_STEPS = 50
 QUOTAS = Quotas(decay=0.7, settle_steps=4)  # so a verdict rests on 200 steps

@@ -72,10 +72,9 @@ def plan(
 def _hand_over(console: Console, made: Plan, draw: bool, json_file: Path | None, html: Path | None) -> None:
     console.print(made.explain(), markup=False, highlight=False, soft_wrap=True)
     if draw:
-        from thinwire.comm.trace import Span
         from thinwire.plan import draw as timeline
 
-        console.print(timeline([Span(**span) for span in made.spans], max(40, console.width - 10)), highlight=False)
+        console.print(timeline(made.spans, max(40, console.width - 10)), highlight=False)
     if json_file is not None:
         made.save(json_file)
     if html is not None:

@@ -18,8 +18,9 @@ would only delay the next group. The last job of an owner makes the thread run a
 One mode holds for a whole link: as a wavefront the encode thread starts second rounds, in lanes a reply thread does. Mixed,
 the order in the second lane would depend on timing.
 
-What threads share: a ``Job`` belongs to one thread at a time and is handed on through a queue. ``_error`` is written once and
-only read to stop sending. ``_took`` and ``_live`` belong to the encode thread. Queues need no lock of ours.
+What threads share: a ``Job`` belongs to one thread at a time and is handed on through a queue. ``_errors`` is only appended
+to: two threads may fail at about the same time, and all hear of the first entry. ``_took`` and ``_live`` belong to the encode
+thread. Queues need no lock of ours.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ import torch
 from thinwire.comm.framing import Framed
 from thinwire.comm.trace import Activity, Span
 from thinwire.comm.transport import Pending, Tag, Transport, fit_lanes
-from thinwire.core import Request, ThinwireError, memory
+from thinwire.core import AllGather, ConfigError, Request, ThinwireError, memory
+from thinwire.core.request import Partition
 
 log = logging.getLogger(__name__)
 Rounds = Generator[tuple[Request, ...], Any, Any]
@@ -115,7 +117,8 @@ class Link:
         self._awaited: list[_Queue] = [queue.SimpleQueue() for _ in range(transport.lanes)]
         self._live: list[Job] = []  # of the wavefront
         self._took: dict[tuple[int, int], int] = {}  # rounds by channel and group, the last time; the same on all ranks
-        self._error: BaseException | None = None
+        self._errors: list[BaseException] = []
+        self._prepared: set[Partition] = set()
         self._closed = False
         # With one lane the encode thread takes the replies too.
         replies = [(f"reply{lane}", partial(self._take_replies, lane)) for lane in range(transport.lanes)]
@@ -129,10 +132,29 @@ class Link:
             thread.start()
 
     def declare(self, channel: int, rounds: Iterable[int | None]) -> None:
-        """The rounds that a channel's units take from now on; they decide the mode. Only while nothing is under way."""
-        assert not self.open, "the mode of a link changes only while it is idle"
-        self._rounds[channel] = list(rounds)
-        self.rounds_in_lanes = fit_lanes((one for of in self._rounds.values() for one in of), self.transport.lanes)
+        """The rounds that a channel's units take from now on; they decide the mode.
+
+        Raises:
+            ConfigError: the mode would change while transactions are open. Nothing has changed then.
+        """
+        declared = {**self._rounds, channel: list(rounds)}
+        in_lanes = fit_lanes((one for of in declared.values() for one in of), self.transport.lanes)
+        if self.open and in_lanes is not self.rounds_in_lanes:
+            raise ConfigError(
+                "other rounds change how messages of this link are ordered, which it can only while it is idle; wait for "
+                "the open transactions of its channels first"
+            )
+        self._rounds, self.rounds_in_lanes = declared, in_lanes
+
+    def prepare(self, partitions: Iterable[Partition]) -> None:
+        """Let the transport make the process groups of partitions, while the training thread waits.
+
+        Made at first use, in the threads of two links, their order could differ between ranks, and ranks would hang.
+        """
+        for partition in partitions:
+            if partition not in self._prepared:
+                self._prepared.add(partition)
+                self.run(ask(AllGather(torch.zeros(1, dtype=torch.uint8, device=self.device), partition=partition)))
 
     def submit(self, job: Job) -> None:
         """Queue a job. The order of submission is the order on the wire."""
@@ -230,22 +252,22 @@ class Link:
         """One round of a job. After a failure nothing more is sent: other ranks must not get messages out of order."""
         result = None
         try:
-            if self._error is None:
+            if not self._errors:
                 with job.context:
                     result = self._advance(job)
         except ThinwireError as error:
-            self._error = error
+            self._errors.append(error)
         except Exception as error:  # the thread must survive to hand the error to the owner
             log.exception("communication failed in %s", job.tag)
-            self._error = error
-        if self._error is not None:
+            self._errors.append(error)
+        if self._errors:
             # Closed before its transaction is dropped: a generator holds the buffers of a collective that still runs.
             job.exchange.close()
             job.ended = True
         if job.ended:
             if job in self._live:
                 self._live.remove(job)
-            job.owner.finished(job, result, self._error)
+            job.owner.finished(job, result, self._errors[0] if self._errors else None)
 
     def _advance(self, job: Job) -> Any:
         """Give a job the replies it waits for, and start its next round; its result where there is none."""
@@ -313,6 +335,12 @@ class _Counted:
 
 
 _Queue = queue.SimpleQueue[Job | None]
+
+
+def ask(request: Request) -> Rounds:
+    """One request as an exchange of its own; returns the reply."""
+    (reply,) = yield (request,)
+    return reply
 
 
 def _label(activity: Activity) -> AbstractContextManager[Any]:

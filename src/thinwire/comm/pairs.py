@@ -9,6 +9,7 @@ of its own, so that they go on while other groups are encoded.
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -25,33 +26,47 @@ class PairwiseAllToAll:
         messages: one row of bytes per rank.
         reply: of the same shape; the rows received.
         before: the exchange made before this one on the same group, if there was one.
+        timeout: for each phase; default: the group's.
     """
 
     def __init__(
-        self, messages: Tensor, reply: Tensor, group: dist.ProcessGroup | None, before: PairwiseAllToAll | None
+        self,
+        messages: Tensor,
+        reply: Tensor,
+        group: dist.ProcessGroup | None,
+        before: PairwiseAllToAll | None,
+        timeout: timedelta | None = None,
     ) -> None:
         self._error: BaseException | None = None
         self._thread = threading.Thread(
-            target=self._run, args=(messages, reply, group, before), name="thinwire-pairs", daemon=True
+            target=self._run, args=(messages, reply, group, before, timeout), name="thinwire-pairs", daemon=True
         )
         self._thread.start()
 
-    def wait(self) -> None:
-        """Until ``reply`` is filled; raises what went wrong."""
-        self._thread.join()
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Until ``reply`` is filled; raises what went wrong, or that it takes longer than ``timeout``."""
+        self._thread.join(None if timeout is None else timeout.total_seconds())
+        if not self.is_completed():
+            raise RuntimeError("the exchange is still under way")
         if self._error is not None:
             raise self._error
 
-    def _run(self, messages: Tensor, reply: Tensor, group: Any, before: PairwiseAllToAll | None) -> None:
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return not self._thread.is_alive()
+
+    def _run(
+        self, messages: Tensor, reply: Tensor, group: Any, before: PairwiseAllToAll | None, timeout: timedelta | None
+    ) -> None:
         try:
             if before is not None:
                 before.wait()
-            _exchange(messages, reply, group)
-        except BaseException as error:  # handed to whoever waits
+            _exchange(messages, reply, group, () if timeout is None else (timeout,))
+        except BaseException as error:  # handed to the thread that waits
             self._error = error
 
 
-def _exchange(messages: Tensor, reply: Tensor, group: Any) -> None:
+def _exchange(messages: Tensor, reply: Tensor, group: Any, timeout: tuple[timedelta, ...]) -> None:
     """Phase after phase, always one ahead: on links with latency the next one is under way while this one arrives."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     reply[rank].copy_(messages[rank])
@@ -63,11 +78,11 @@ def _exchange(messages: Tensor, reply: Tensor, group: Any) -> None:
                 dist.irecv(received[source], group=group, group_src=source),
                 dist.isend(sent[target], group=group, group_dst=target),
             )
-            _wait(under_way)
+            _wait(under_way, timeout)
             under_way = started
-    _wait(under_way)
+    _wait(under_way, timeout)
 
 
-def _wait(works: tuple[Any, ...]) -> None:
+def _wait(works: tuple[Any, ...], timeout: tuple[timedelta, ...]) -> None:
     for work in works:
-        work.wait()
+        work.wait(*timeout)

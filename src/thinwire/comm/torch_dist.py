@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.comm import pairs
+from thinwire.comm.liveness import Liveness, default_timeout
 from thinwire.comm.transport import Later, Pending, Tag
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, Reply, Request, TransportError, memory
 from thinwire.core.request import Partition, alone
@@ -24,7 +25,7 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 GLOO_LANES = 2  # process groups: one for the first round of each fusion group, one for its second
 _SHORT_BYTES = 32 << 10  # of a message of which the hops cost more than the bytes
 _LENGTH_BYTES = 8  # of an announced length
-_ROLL_CALL_S = 10.0
+_SLICE = timedelta(seconds=1)  # of a wait, after which it is asked whether all ranks are alive
 _OPS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -34,7 +35,7 @@ class TorchDistTransport:
     Use a group of its own, not one that other code talks on: the order of messages on it belongs to thinwire.
 
     Args:
-        roll_call: a gloo group over the same ranks, used only after a failure, to find out which rank is missing.
+        liveness: tells a slow rank from a dead one, on gloo; without it waits last as long as the group's time-out.
         later: groups over the same ranks, one for each further lane. With gloo they work side by side; with NCCL, whose
             communicators must be used in the same order everywhere, there must be none.
         owned: ``close`` destroys these groups, not only those made here.
@@ -43,20 +44,21 @@ class TorchDistTransport:
     def __init__(
         self,
         group: dist.ProcessGroup | None = None,
-        roll_call: dist.ProcessGroup | None = None,
+        liveness: Liveness | None = None,
         later: Sequence[dist.ProcessGroup] = (),
         *,
         owned: bool = False,
     ) -> None:
         self.group = group if group is not None else dist.group.WORLD
-        self.roll_call = roll_call
+        self.liveness = liveness
+        self._patience = None if liveness is None else default_timeout()
         self.rank = dist.get_rank(self.group)
         self.world_size = dist.get_world_size(self.group)
-        self._owned = [one for one in (self.group, roll_call, *later) if owned and one is not None]
+        self._owned = [one for one in (self.group, *later) if owned and one is not None]
         self._parts: dict[Partition, TorchDistTransport | None] = {}
         self._has_gloo = "gloo" in dist.get_backend(self.group)
         self._last_pairs: pairs.PairwiseAllToAll | None = None
-        self._later = [TorchDistTransport(one, roll_call) for one in later]
+        self._later = [TorchDistTransport(one, liveness) for one in later]
 
     @property
     def lanes(self) -> int:
@@ -72,6 +74,8 @@ class TorchDistTransport:
 
     def close(self) -> None:
         """Destroy the process groups that belong to this transport: each holds sockets and threads."""
+        if self._owned and self.liveness is not None:
+            self.liveness.close()
         for part in self._parts.values():
             if part is not None:
                 part.close()
@@ -83,20 +87,44 @@ class TorchDistTransport:
     def failure(self, error: RuntimeError, request: Request, tag: Tag) -> TransportError:
         """What went wrong, with the rank that is missing."""
         return TransportError(
-            f"{type(request).__name__} failed on rank {self.rank} in {tag}: {error}. {self._call_roll()} "
+            f"{type(request).__name__} failed on rank {self.rank} in {tag}: {error}. {self._roll_call()} "
             "Look at the log of the rank that died, stalled or left, then restart from the last checkpoint."
         )
 
-    def _call_roll(self) -> str:
-        """Who does not answer. gloo reports a stalled rank only as a time-out, without its name."""
-        if self.roll_call is None:
-            return "Some rank is missing."
+    def _roll_call(self) -> str:
+        return "Some rank is missing." if self.liveness is None else self.liveness.roll_call()
+
+    def await_work(self, work: _Work, tensor: Tensor) -> None:
+        """Until a collective has ended; as long as all ranks are alive.
+
+        Raises:
+            RuntimeError: it failed, or a rank has been silent for too long.
+        """
+        if self.liveness is None or not self._is_gloo(tensor):
+            work.wait()
+            return
+        while True:
+            try:
+                work.wait(_SLICE)
+                self.liveness.forget()
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            missing = self.liveness.missing()
+            if missing:
+                self._break()
+                names = ", ".join(map(str, missing))
+                raise RuntimeError(f"no sign of life from rank {names} for {self.liveness.silence_s:g} s")
+
+    def _break(self) -> None:
+        """Close the connections: what still waits inside gloo, in whatever thread, ends now and not at its time-out."""
+        other = (self.rank + 1) % self.world_size
         try:
-            timeout = timedelta(seconds=_ROLL_CALL_S)
-            dist.monitored_barrier(self.roll_call, timeout=timeout, wait_all_ranks=True)
-        except RuntimeError as error:
-            return f"Roll call: {error}."
-        return "Roll call: all ranks answer, so the link was interrupted or a rank was late by more than the time-out."
+            work: Any = dist.irecv(torch.empty(1), group=self.group, group_src=other)
+            work.wait(timedelta(milliseconds=1))  # gloo answers a receive that times out by closing all pairs
+        except RuntimeError:
+            pass
 
     def _start(self, request: Request, tag: Tag) -> Pending:
         if request.partition is not None:
@@ -144,7 +172,7 @@ class TorchDistTransport:
         messages = messages.contiguous()
         reply = memory.empty(messages.shape, messages.dtype, messages.device)
         if self._is_gloo(messages) and messages[0].nbytes >= pairs.FROM_BYTES and self.world_size > 2:
-            self._last_pairs = pairs.PairwiseAllToAll(messages, reply, self.group, self._last_pairs)
+            self._last_pairs = pairs.PairwiseAllToAll(messages, reply, self.group, self._last_pairs, self._patience)
             return self._last_pairs, reply
         return dist.all_to_all_single(reply, messages, group=self.group, async_op=True), reply
 
@@ -159,7 +187,9 @@ class TorchDistTransport:
 class _Work(Protocol):
     """A collective of torch, or one of ``pairs``."""
 
-    def wait(self) -> Any: ...
+    def wait(self, timeout: timedelta = ..., /) -> Any: ...
+
+    def is_completed(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -175,7 +205,7 @@ class _Running:
 
     def wait(self) -> Tensor:
         try:
-            self.work.wait()
+            self.transport.await_work(self.work, self.result)
         except RuntimeError as error:
             raise self.transport.failure(error, self.request, self.tag) from error
         is_mean = isinstance(self.request, AllReduce) and self.request.op == "mean"
@@ -196,12 +226,12 @@ class _Varying:
     def wait(self) -> Reply:
         transport, message = self.transport, self.request.message
         try:
-            self.work.wait()
+            transport.await_work(self.work, self.lengths)
             sizes = self.lengths.view(-1).tolist()
             # Rounded up so that every rank's message starts aligned in the common buffer.
             longest = -(-max(sizes) // 8) * 8
             work, rows = transport._all_gather(memory.padded(message, longest))
-            work.wait()
+            transport.await_work(work, rows)
         except RuntimeError as error:
             raise transport.failure(error, self.request, self.tag) from error
         self.sent_bytes = (transport.world_size - 1) * (_LENGTH_BYTES + longest)

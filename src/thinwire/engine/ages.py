@@ -10,12 +10,13 @@ import warnings
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from thinwire.core import CheckpointError, Compressor, TensorSpec, residual_key
+from thinwire.core import Compressor, TensorSpec, residual_key
+from thinwire.exchange import states
 from thinwire.kernels.ages import MAX_AGE, count_ages
 
 
@@ -115,6 +116,14 @@ class Ages:
         for ages in self._ages.values():
             ages.zero_()
 
+    def rollback(self) -> None:
+        """Undo the last step: what arrived becomes as old as it was, everything else one step younger."""
+        for name, since in self._since.items():
+            ages = self._ages[name]
+            before = torch.where(ages > 0, ages, since)
+            since.copy_(torch.where(before > 0, before - 1, before))
+            ages.zero_()
+
     def state_dict(self) -> dict[str, Tensor]:
         """By name, the steps since each coordinate was last received; the same on all ranks."""
         return {name: since.clone() for name, since in self._since.items()}
@@ -143,19 +152,11 @@ class Ages:
                 del _wires[id(parameter)]
 
 
-def check_ages(state: Mapping[str, Tensor], elems: Mapping[str, int]) -> None:
+def check_ages(state: Any, elems: Mapping[str, int]) -> None:
     """Raise CheckpointError if saved ages are not of these tensors, given by name and size."""
-    if state.keys() != elems.keys():
-        raise CheckpointError(
-            f"the ages in the checkpoint do not fit: missing {sorted(elems.keys() - state.keys())}, unexpected "
-            f"{sorted(state.keys() - elems.keys())}; load a checkpoint of the same model and compressor"
-        )
+    states.check_names("ages", state, elems)
     for name, numel in elems.items():
-        if state[name].dtype is not torch.uint8 or state[name].shape != (numel,):
-            raise CheckpointError(
-                f"the ages of {name} are {state[name].dtype} of shape {tuple(state[name].shape)}, expected "
-                f"torch.uint8 of shape {(numel,)}; load a checkpoint of the same model and compressor"
-            )
+        states.check_tensor(f"ages of {name}", state[name], numel, torch.uint8)
 
 
 def aged_elems(tensors: Iterable[TensorSpec], compressor: Compressor) -> dict[str, int]:

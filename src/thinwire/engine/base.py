@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from thinwire.core import Compressor
 from thinwire.engine.ages import Ages
+from thinwire.engine.views import as_real
 from thinwire.exchange.buffers import flatten
 from thinwire.exchange.channel import Channel
 from thinwire.exchange.transaction import Outcome, Transaction
@@ -51,6 +52,7 @@ class Gradients:
         parameters: by name.
 
     Attributes:
+        between_steps: what runs between two steps on all ranks; engines call it where no optimizer of this rank steps.
         last: the report of the last settled transaction; None before the first.
         last_scalars: its scalars, by name and rank.
         scalars: what this rank sends with the next transaction, by the channel's names.
@@ -68,10 +70,13 @@ class Gradients:
         self.ages = Ages(parameters, channel.tensors.values(), channel.compressor)
         self.observers = observers or Observers()
         self.totals = Totals()
+        self.between_steps: Callable[[], None] = lambda: None
         self.last: StepReport | None = None
         self.last_scalars: Mapping[str, list[float]] = {}
         self.scalars: Mapping[str, float] = {}
         self._scaler = scaler
+        self._applied: bool | None = None  # whether an optimizer has stepped since the last commit; None: none ever has
+        self._used: Collection[str] = ()
 
     def begin(self) -> Transaction:
         """The transaction of a backward pass."""
@@ -85,6 +90,9 @@ class Gradients:
     def finish(self, transaction: Transaction) -> Outcome:
         """Wait for the means; then ages, totals and observers follow, before anything is handed to ``.grad``."""
         outcome = transaction.wait()
+        self._used = outcome.used if outcome.committed else ()
+        if self._applied is not None:
+            self._applied = False
         if outcome.committed:
             self.ages.end_step({name: mean for name, mean in outcome.means.items() if name in outcome.used})
         else:
@@ -94,6 +102,24 @@ class Gradients:
         self.observers.on_commit(outcome)
         self.observers.on_step(outcome.report)
         return outcome
+
+    def applied(self) -> None:
+        """An optimizer has stepped: what was averaged has been used."""
+        self._applied = True
+
+    def drop_discarded(self) -> None:
+        """Before a forward pass: undo the last commit if the loop has thrown its gradients away.
+
+        In a GAN the generator's backward also fills the discriminator's gradients, which are zeroed before its optimizer
+        steps. Error feedback must not learn from them. All ranks run the same loop, and means are the same on all of them,
+        so all roll back together.
+        """
+        if self._applied is False and self._used:
+            gradients = (self.parameters[name].grad for name in self._used)
+            if all(gradient is None or not bool(gradient.any()) for gradient in gradients):
+                self.channel.rollback()
+                self.ages.rollback()
+                self._used = ()
 
     def use(self, compressor: Compressor | None = None, groups: Sequence[GroupPlan] | None = None) -> None:
         """Another compressor or other groups from the next step on. Ages go along where the tensor stays sparse."""
@@ -117,7 +143,7 @@ class ParameterSide:
         self._parameters, self._optimizers = parameters, tuple(optimizers)
 
     def weights(self, unit: Unit) -> Tensor:
-        return flatten(unit, self._parameters)
+        return flatten(unit, {t.fqn: as_real(self._parameters[t.fqn].detach()) for t in unit.spec.tensors})
 
     def importance(self, unit: Unit) -> Tensor | None:
         """(√v + √v̄/10)^(-1/2) with Adam's second moment v, flat; None where no optimizer has one (yet) for some tensor.

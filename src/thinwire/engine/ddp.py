@@ -7,6 +7,7 @@ DDP inspects the hook's and refuses strings.
 """
 
 from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.core import ConfigError
 from thinwire.engine.base import Gradients
+from thinwire.engine.hooks import Hook
 from thinwire.engine.target import Target
 from thinwire.exchange.transaction import Transaction
 
@@ -24,9 +26,16 @@ from thinwire.exchange.transaction import Transaction
 class _Switch:
     """The hook that DDP holds. DDP takes one for life, so it stays and is switched between engines and plain averaging."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
         self.engine: DDPEngine | None = None
+
+    def __deepcopy__(self, memo: Any) -> "_Switch":
+        """A copy of the DDP module is not attached, and process groups cannot be copied."""
+        return _Switch(None)
+
+    def __reduce__(self) -> tuple[type["_Switch"], tuple[None]]:
+        return _Switch, (None,)
 
 
 _switches: "WeakKeyDictionary[DistributedDataParallel, _Switch]" = WeakKeyDictionary()
@@ -49,18 +58,20 @@ class DDPEngine:
     def __init__(self, target: Target, gradients: Gradients, *, broadcast_buffers: bool) -> None:
         module = target.module
         assert isinstance(module, DistributedDataParallel)
-        self._gradients, self._module = gradients, module
+        self._target, self._gradients, self._module = target, gradients, module
         self._names = {id(parameter): name for name, parameter in target.parameters.items()}
         self._switch = _switch_of(module)
         if self._switch.engine is not None:
             raise ConfigError("this DDP module already has thinwire attached; detach() that first")
         self._switch.engine = self
         self._transaction: Transaction | None = None
-        self._buckets: list[tuple[Tensor, torch.futures.Future[Tensor]]] = []
+        self._buckets: list[_Bucket] = []
+        self._handle = module.register_forward_pre_hook(Hook(self._before_forward))
 
     def detach(self) -> None:
         """Give the buckets back to plain averaging, which is what DDP does without a hook."""
         self._switch.engine = None
+        self._handle.remove()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """DDP's own."""
@@ -71,22 +82,40 @@ class DDPEngine:
 
         DDP looks at the futures after the whole backward pass, so all of them complete together at its end.
         """
+        buffer = bucket.buffer()
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
         if not self.exchanging:
-            return _done(bucket.buffer())
+            future.set_result(buffer)
+            return future
+        in_backward = torch._C._current_graph_task_id() != -1
         if self._transaction is None:
             self._transaction = self._gradients.begin()
-            # Queued at the first bucket it runs before DDP's own callback, which is queued at the last. Errors raised
-            # here keep their type; out of a future DDP would get them as something it cannot read.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-        for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            name = self._names.get(id(parameter))
-            if name is not None:  # frozen since DDP was made: nobody waits for it
-                self._transaction.add(name, view, out=view)
-        future: torch.futures.Future[Tensor] = _new_future(bucket.buffer())
-        self._buckets.append((bucket.buffer(), future))
+            if in_backward:
+                # Queued at the first bucket it runs before DDP's own callback, which is queued at the last. Errors raised
+                # here keep their type; out of a future DDP would get them as something it cannot read.
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        for name, view in self._views(bucket):
+            self._transaction.add(name, view.to_dense() if view.is_sparse else view, None if view.is_sparse else view)
+        self._buckets.append(_Bucket(buffer, future, [name for name, _ in self._views(bucket)]))
         if bucket.is_last():
             self._gradients.close(self._transaction, self._used())
+            if not in_backward:  # a rank that has joined gives zeros for the others' sake: DDP.join()
+                self._end_backward()
+                self._gradients.between_steps()
         return future
+
+    def _views(self, bucket: GradBucket) -> list[tuple[str, Tensor]]:
+        """The gradients of a bucket by name. Frozen since DDP was made: nobody waits for it."""
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        if buffer.is_sparse:  # such a parameter has a bucket of its own
+            views = [buffer]
+        elif parameters[0].is_complex():  # DDP's own views of complex gradients are of the wrong size
+            pieces = buffer.split([2 * parameter.numel() for parameter in parameters])
+            views = [one.view(*parameter.shape, 2) for one, parameter in zip(pieces, parameters, strict=True)]
+        else:
+            views = bucket.gradients()
+        named = [(self._names.get(id(p)), view) for p, view in zip(parameters, views, strict=True)]
+        return [(name, view) for name, view in named if name is not None]
 
     def _used(self) -> list[str]:
         """DDP does not tell which parameters were used; it fills in zeros for the others where it was told to look."""
@@ -95,17 +124,37 @@ class DDPEngine:
             return list(self._names.values())
         return [name for name, view in self._transaction.added.items() if bool(view.any())]
 
+    def _before_forward(self, module: torch.nn.Module, _: object) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return
+        transaction, self._transaction, self._buckets = self._transaction, None, []
+        if transaction is not None:  # the backward pass before this forward raised, and the other ranks wait
+            transaction.abort()
+            self._gradients.finish(transaction)
+        if torch.is_grad_enabled():
+            self._gradients.drop_discarded()
+
     def _end_backward(self) -> None:
         transaction, buckets = self._transaction, self._buckets
         self._transaction, self._buckets = None, []
         if transaction is None:
             return
+        self._target.check_unchanged()
         outcome = self._gradients.finish(transaction)
-        for buffer, future in buckets:
+        for bucket in buckets:
+            result = bucket.buffer
+            if result.is_sparse:
+                result = outcome.means[bucket.names[0]].to_sparse(1)
             if not outcome.committed:
-                buffer.fill_(float("nan"))  # for scalers and users to see
+                result = result.fill_(float("nan")) if not result.is_sparse else result * float("nan")
             # In the training thread: a daemon thread inside set_result when Python ends aborts the process.
-            future.set_result(buffer)
+            bucket.future.set_result(result)
+
+
+class _Bucket(NamedTuple):
+    buffer: Tensor
+    future: torch.futures.Future[Tensor]
+    names: list[str]
 
 
 def _switch_of(module: DistributedDataParallel) -> _Switch:
@@ -119,13 +168,3 @@ def _switch_of(module: DistributedDataParallel) -> _Switch:
             ) from error
         _switches[module] = switch
     return _switches[module]
-
-
-def _done(buffer: Tensor) -> torch.futures.Future[Tensor]:
-    future = _new_future(buffer)
-    future.set_result(buffer)
-    return future
-
-
-def _new_future(buffer: Tensor) -> torch.futures.Future[Tensor]:
-    return torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)

@@ -6,6 +6,7 @@ Gradients arrive through post-accumulate hooks and go straight into a transactio
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,9 +20,12 @@ from torch.utils._pytree import tree_leaves
 from thinwire.comm.objects import broadcast_tensors
 from thinwire.core import ConfigError
 from thinwire.engine.base import Gradients
+from thinwire.engine.hooks import Hook
 from thinwire.engine.target import Target
-from thinwire.exchange.transaction import Transaction
+from thinwire.engine.views import averaged_form
+from thinwire.exchange.transaction import Outcome, Transaction
 
+log = logging.getLogger(__name__)
 _attached: WeakSet[nn.Module] = WeakSet()
 
 
@@ -38,22 +42,24 @@ class PlainEngine:
         module = self._module = target.module
         if module in _attached:
             raise ConfigError("this module already has thinwire attached; detach() that first")
-        self._gradients, self._parameters = gradients, target.parameters
+        self._target, self._gradients, self._parameters = target, gradients, target.parameters
         self._link = gradients.channel.members.link()
-        self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         # Where loops written for DDP switch synchronisation off; torch.compile keeps the attributes of what it wraps.
         self._switches = [one.__dict__ for one in (module, getattr(module, "_orig_mod", module))]
         self._syncing = True
         self._reset()
+        self._refuse_stepping_hooks(own=0)
         self._handles: list[Any] = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_grad, name))
             for name, parameter in self._parameters.items()
         ]
-        self._handles.append(module.register_forward_pre_hook(self._before_forward))
-        self._handles.append(module.register_forward_hook(self._after_forward))
+        self._handles.append(module.register_forward_pre_hook(Hook(self._before_forward)))
+        self._handles.append(module.register_forward_hook(Hook(self._after_forward)))
         broadcast_tensors(self._link, [*module.parameters(), *module.buffers()])  # all start from rank 0's values
         self._buffers = [b for b in module.buffers() if b.is_floating_point()] if broadcast_buffers else []
         _attached.add(module)
+        if target.sparse:
+            log.warning("%s: sparse gradients are averaged as dense ones", ", ".join(sorted(target.sparse)))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -80,9 +86,13 @@ class PlainEngine:
         return self.exchanging and self._syncing and wanted
 
     def _before_forward(self, module: nn.Module, _: object) -> None:
-        if (self._in_backward or self._transaction) and torch._C._current_graph_task_id() == -1:
+        if torch._C._current_graph_task_id() != -1:
+            return  # checkpointing computes a part of the model once more, inside backward
+        if self._in_backward or self._transaction:
             self._abandon()
-        if self._buffers and module.training and self._is_syncing() and not self._in_backward:
+        if torch.is_grad_enabled():
+            self._gradients.drop_discarded()
+        if self._buffers and module.training and self._is_syncing():
             broadcast_tensors(self._link, self._buffers)
 
     def _abandon(self) -> None:
@@ -102,7 +112,7 @@ class PlainEngine:
         if torch.is_grad_enabled():
             for leaf in tree_leaves(output):
                 if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    leaf.register_hook(self._begin_backward)
+                    leaf.register_hook(Hook(self._begin_backward))
 
     def _begin_backward(self, _: object = None) -> None:
         if not self._in_backward:
@@ -116,6 +126,7 @@ class PlainEngine:
             return
         self._begin_backward()  # where the loss does not come from the module's own output
         if self._transaction is None:
+            self._refuse_stepping_hooks(own=1)
             self._transaction = self._gradients.begin()
         elif name in self._transaction.added:
             raise ConfigError(
@@ -123,8 +134,11 @@ class PlainEngine:
                 "checkpointing (use_reentrant=False) or wrap all backward passes but the last in wire.no_sync(). If the "
                 "backward pass before this one was interrupted by an error, detach() and attach() again on all ranks"
             )
-        assert parameter.grad is not None
-        parameter.grad = self._transaction.add(name, parameter.grad)
+        gradient = parameter.grad
+        assert gradient is not None
+        placed = self._transaction.add(name, averaged_form(gradient))
+        if placed.shape == gradient.shape and not gradient.is_sparse:
+            parameter.grad = placed  # the memory that autograd took is free
 
     def _end_backward(self) -> None:
         transaction, accumulated = self._transaction, self._accumulated
@@ -132,23 +146,37 @@ class PlainEngine:
         if transaction is None:
             return  # nothing to average: gradients of something else, or under no_sync
         self._accumulated = set()
-        self._check_frozen()
+        self._target.check_unchanged()
         # What passes under no_sync have left takes part, also where this last pass did not touch it.
         for name in sorted(accumulated - transaction.added.keys()):
             gradient = self._parameters[name].grad
             if gradient is not None:
-                transaction.add(name, gradient)
+                transaction.add(name, averaged_form(gradient))
         self._gradients.close(transaction)
         outcome = self._gradients.finish(transaction)
         # A tensor that no rank used keeps its (missing) gradient. An aborted step leaves NaN, for scalers to see.
         for name in outcome.used:
-            parameter = self._parameters[name]
-            parameter.grad = outcome.means[name] if outcome.committed else torch.full_like(parameter, float("nan"))
+            self._parameters[name].grad = self._mean(name, outcome)
 
-    def _check_frozen(self) -> None:
-        for name, parameter in self._frozen:
-            if parameter.requires_grad:
+    def _mean(self, name: str, outcome: Outcome) -> Tensor:
+        parameter = self._parameters[name]
+        if not outcome.committed:
+            return torch.full_like(parameter, float("nan"))
+        mean = outcome.means[name]
+        if parameter.is_complex():
+            # A complex number must not begin in the middle of another.
+            return torch.view_as_complex(mean if mean.storage_offset() % 2 == 0 else mean.clone())
+        return mean.to_sparse(1) if name in self._target.sparse else mean
+
+    def _refuse_stepping_hooks(self, own: int) -> None:
+        """An optimizer inside backward would step on gradients that are not averaged yet, and replicas would diverge.
+
+        Args:
+            own: hooks that are thinwire's.
+        """
+        for name, parameter in self._parameters.items():
+            if len(parameter._post_accumulate_grad_hooks or ()) > own:
                 raise ConfigError(
-                    f"{name} was frozen when thinwire was attached and now requires gradients, which nobody averages; "
-                    "detach() and attach() again after unfreezing"
+                    f"{name} has another post-accumulate-grad hook, which sees gradients before they are averaged; step "
+                    "the optimizer after backward, and use Tensor.register_hook to look at gradients"
                 )

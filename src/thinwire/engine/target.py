@@ -5,7 +5,7 @@ Frameworks wrap modules and optimizers in their own classes. All of that is undo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.core import ConfigError, TensorSpec
 from thinwire.engine.base import Engine
+from thinwire.engine.views import as_real
 
 
 class Kind(NamedTuple):
@@ -48,17 +49,22 @@ class Target:
         module: without what hides its kind.
         parameters: that require gradients, by the name that a checkpoint of the bare model has.
         optimizers: the real ones, that hooks can be put on.
+        sparse: names of parameters whose gradients are sparse tensors (``nn.Embedding(sparse=True)``).
+        frozen: names of parameters that require no gradients.
     """
 
     kind: Kind
     module: nn.Module
     parameters: dict[str, nn.Parameter]
     optimizers: tuple[torch.optim.Optimizer, ...]
+    sparse: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
 
     @property
     def tensors(self) -> list[TensorSpec]:
-        """The parameters as specs."""
-        return [TensorSpec(name, tuple(p.shape), p.dtype, p.device) for name, p in self.parameters.items()]
+        """The parameters as specs; complex ones as pairs of reals."""
+        views = {name: as_real(p.detach()) for name, p in self.parameters.items()}
+        return [TensorSpec(name, tuple(view.shape), view.dtype, view.device) for name, view in views.items()]
 
     @property
     def device(self) -> torch.device:
@@ -70,6 +76,24 @@ class Target:
         """The one that the module averages over; None: all ranks."""
         group: dist.ProcessGroup | None = getattr(self.module, "process_group", None)
         return group
+
+    def check_unchanged(self) -> None:
+        """Raise ConfigError if the module's parameters are not those of ``attach``: nobody would average the others."""
+        known, ignored = {id(parameter) for parameter in self.parameters.values()}, ignored_names(self.module)
+        for name, parameter in self.module.named_parameters():
+            clean = _clean(name, self.kind.prefix)
+            if parameter.requires_grad and id(parameter) not in known and clean not in ignored:
+                was = (
+                    "was frozen"
+                    if clean in self.frozen
+                    else "was replaced"
+                    if clean in self.parameters
+                    else "was missing"
+                )
+                raise ConfigError(
+                    f"{clean} {was} when thinwire was attached and requires gradients, which nobody averages; detach() and "
+                    "attach() again after unfreezing, adding or replacing parameters"
+                )
 
     def engine(self, *arguments: Any, **settings: Any) -> Engine:
         """The engine for this kind, attached."""
@@ -92,7 +116,9 @@ def resolve(module: nn.Module, optimizer: object = None) -> Target:
     module = _unwrap_module(module)
     kind = next(kind for kind in KINDS if kind.accepts(module))
     given = optimizer if isinstance(optimizer, Iterable) else () if optimizer is None else (optimizer,)
-    return Target(kind, module, _trainable(module, kind.prefix), tuple(unwrap_optimizer(one) for one in given))
+    parameters = _trainable(module, kind)
+    optimizers = tuple(unwrap_optimizer(one) for one in given)
+    return Target(kind, module, parameters, optimizers, _sparse_names(module, parameters), _frozen_names(module, kind))
 
 
 def unwrap_optimizer(given: object) -> torch.optim.Optimizer:
@@ -118,21 +144,37 @@ def _unwrap_module(module: nn.Module) -> nn.Module:
     return inner if special else module
 
 
-def _trainable(module: nn.Module, prefix: str) -> dict[str, nn.Parameter]:
+def _trainable(module: nn.Module, kind: Kind) -> dict[str, nn.Parameter]:
     """Parameters by clean name: wrappers such as DDP and torch.compile add prefixes that a checkpoint must not have."""
-    parameters = {_clean(name, prefix): p for name, p in module.named_parameters() if p.requires_grad}
+    ignored = ignored_names(module)
+    named = [(_clean(name, kind.prefix), p) for name, p in module.named_parameters() if p.requires_grad]
+    parameters = {name: p for name, p in named if name not in ignored}
     if not parameters:
         raise ConfigError(f"{type(module).__name__} has no parameter that requires gradients; nothing to attach to")
     for name, parameter in parameters.items():
-        if not parameter.is_floating_point():
-            raise ConfigError(f"{name} is {parameter.dtype}; only real floating-point parameters can be averaged")
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ConfigError(f"{name} has no shape yet (a lazy module); run one forward pass, then attach")
+        if not (parameter.is_floating_point() or parameter.is_complex()):
+            raise ConfigError(
+                f"{name} is {parameter.dtype}; only floating-point and complex parameters can be averaged"
+            )
     return parameters
+
+
+def ignored_names(module: nn.Module) -> frozenset[str]:
+    """Parameters that DDP was told to leave alone, or averages itself (``delay_all_reduce_named_params``)."""
+    return frozenset(getattr(module, "parameters_to_ignore", ()))
+
+
+def _frozen_names(module: nn.Module, kind: Kind) -> frozenset[str]:
+    return frozenset(_clean(name, kind.prefix) for name, p in module.named_parameters() if not p.requires_grad)
+
+
+def _sparse_names(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> frozenset[str]:
+    embeddings = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
+    weights = {id(embedding.weight) for embedding in embeddings}
+    return frozenset(name for name, parameter in parameters.items() if id(parameter) in weights)
 
 
 def _clean(name: str, prefix: str) -> str:
     return ".".join(part for part in name.removeprefix(prefix).split(".") if part != "_orig_mod")
-
-
-def names_of_kinds() -> Sequence[str]:
-    """The kinds of modules that can be attached to."""
-    return [kind.name for kind in KINDS]

@@ -71,7 +71,7 @@ def lay_out(
     buffer: Tensor | None = None,
     padding: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
-    """The unit as one flat fp32 tensor that the exchange may overwrite, and the free memory behind it, if there is any.
+    """The unit as one flat tensor that the exchange may overwrite, and the free memory behind it, if there is any.
 
     Args:
         tensors: as in ``flatten``.
@@ -80,15 +80,15 @@ def lay_out(
         padding: elements to keep free behind a buffer that is made here.
     """
     parts = [tensors.get(tensor.fqn) for tensor in unit.spec.tensors]
-    numel = unit.spec.numel
-    joined = _neighbours(parts) if in_place and buffer is None else None
+    numel, dtype = unit.spec.numel, unit.compressor.dtype
+    joined = _neighbours(parts, dtype) if in_place and buffer is None else None
     made = joined if buffer is None else buffer
     if made is not None and made.is_cuda:  # made on the training stream, and used on this one
         made.record_stream(torch.cuda.current_stream())
     if joined is not None:
         return joined, None
     if buffer is None:
-        buffer = memory.empty(numel + padding, device=unit.spec.tensors[0].device)
+        buffer = memory.empty(numel + padding, dtype, unit.spec.tensors[0].device)
     flat = buffer[:numel]
     _gather(parts, flat, unit.spec.sizes)
     return flat, buffer[numel:]
@@ -101,8 +101,9 @@ def _gather(parts: Sequence[Tensor | None], flat: Tensor, sizes: Sequence[int]) 
     start = run_start = 0
     base = flat.data_ptr()
     for part, size in zip(parts, sizes, strict=True):
-        in_place = part is not None and part.dtype == torch.float32 and part.data_ptr() == base + 4 * start
-        if part is not None and part.dtype == torch.float32 and not in_place:
+        fits = part is not None and part.dtype is flat.dtype
+        in_place = fits and part is not None and part.data_ptr() == base + flat.itemsize * start
+        if fits and part is not None and not in_place:
             run.append(part.reshape(-1))
         else:
             _copy(run, flat[run_start:start])
@@ -120,11 +121,11 @@ def _copy(run: Sequence[Tensor], to: Tensor) -> None:
         torch.cat(list(run), out=to)
 
 
-def _neighbours(parts: Sequence[Tensor | None]) -> Tensor | None:
+def _neighbours(parts: Sequence[Tensor | None], dtype: torch.dtype) -> Tensor | None:
     """The parts as one tensor without a copy, where they are neighbours in memory.
 
     So they are if the user zeroes gradients instead of dropping them: the means of a step are views of one buffer, and
     backward then accumulates into them.
     """
-    present = [part.detach() for part in parts if part is not None and part.dtype == torch.float32]
+    present = [part.detach() for part in parts if part is not None and part.dtype is dtype]
     return memory.joined(present) if len(present) == len(parts) else None

@@ -10,6 +10,7 @@ that are non-zero on one rank survive a mean in bf16: every rank reads every sca
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -89,7 +90,9 @@ def _bits(signature: str) -> list[bool]:
 
 
 def _half_bytes(value: float) -> list[int]:
-    return [half for byte in struct.pack("<f", value) for half in (byte & 15, byte >> 4)]
+    # Not struct.pack, which raises where a double is too large for fp32: a loss that diverges is infinite, no error.
+    rounded = struct.pack("<f", ctypes.c_float(value).value)
+    return [half for byte in rounded for half in (byte & 15, byte >> 4)]
 
 
 def _from_half_bytes(halves: Sequence[int]) -> float:

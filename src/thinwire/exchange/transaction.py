@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -68,17 +69,20 @@ class Transaction:
 
     Attributes:
         added: inputs by name, where they lie.
+        link: that carries it, also where the members have another one by now.
     """
 
     def __init__(self, channel: Channel, link: Link, groups: Mapping[int, Group], index: int, scale: float) -> None:
         self.index, self.added = index, dict[str, Tensor]()
-        self._channel, self._link, self._scale = channel, link, scale
+        self.link = link
+        self._channel, self._layout, self._scale = channel, channel.flags, scale
         self._groups = list(groups.items())
         self._group_of = {t.fqn: i for i, (_, group) in enumerate(self._groups) for t in group.tensors}
         self._missing = [len(group.tensors) for _, group in self._groups]
         self._isolated, self._norms = channel.isolated, channel.norms
-        self._places = Places(channel.place_of, channel.flags.numel, channel.pool)
+        self._places = Places(channel.place_of, self._layout.numel, channel.pool)
         self._outs: dict[str, Tensor] = {}
+        self._strides: dict[str, tuple[int, ...]] = {}  # of inputs that are not contiguous (channels_last)
         self._jobs: list[Job] = []
         self._ready_s: dict[str, float] = {}
         self._first_cpu_s = self._core_share = 0.0
@@ -112,6 +116,8 @@ class Transaction:
         if not self._ready_s:
             self._first_cpu_s = time.thread_time()
         self._ready_s[name] = time.perf_counter()
+        if not tensor.is_contiguous():
+            self._strides[name] = tensor.stride()
         placed = self._places.put(name, tensor) if self._channel.owns_inputs else tensor
         self.added[name] = placed
         if out is not None:
@@ -129,6 +135,9 @@ class Transaction:
             scalars: of this rank, by the channel's names.
         """
         assert not self._closed, "a transaction is closed once"
+        unknown = scalars.keys() - set(self._channel.scalars)
+        if unknown:
+            raise ConfigError(f"scalars {sorted(unknown)} are not among those of the channel, {self._channel.scalars}")
         now_s = time.perf_counter()
         began_s = min(self._ready_s.values(), default=now_s)
         if self._ready_s:
@@ -140,7 +149,8 @@ class Transaction:
         if self._isolated:
             # Ranks may share cores: nobody exchanges while another is timed.
             self._synchronize()
-            barrier(self._link)
+            with suppress(Exception):  # a link that has failed says so in wait(), which needs all groups to have left
+                barrier(self.link)
         while len(self._jobs) < len(self._groups):
             self._submit_next(last=len(self._jobs) == len(self._groups) - 1)
 
@@ -155,7 +165,7 @@ class Transaction:
         assert self._closed, "close() or abort() comes before wait()"
         started_s = time.perf_counter()
         self._done.wait()
-        self._link.join_streams()
+        self.link.join_streams()
         self._channel.ended(self)
         flags = self._channel.members.settle(self._flags, self._scalars, self._error)
         ended_s = time.perf_counter()
@@ -206,13 +216,13 @@ class Transaction:
         buffers = [self._places.buffers.get(unit) for unit in group.units]
         job = Job(self._exchange(group, inputs, buffers, last=last), tag, self, last=last)
         self._jobs.append(job)
-        self._link.submit(job)
+        self.link.submit(job)
 
     def _exchange(
         self, group: Group, inputs: Mapping[str, Tensor], buffers: Sequence[Tensor | None], *, last: bool
     ) -> Rounds:
         """A group on its way: everything up to the first request runs in the encode thread, the rest in reply threads."""
-        padding = self._channel.flags.numel if last else 0
+        padding = self._layout.numel if last else 0
         laid_out = [
             lay_out(unit, inputs, in_place=self._channel.owns_inputs, buffer=buffer, padding=padding)
             for unit, buffer in zip(group.units, buffers, strict=True)
@@ -231,7 +241,7 @@ class Transaction:
         if self._scale != 1.0:
             x.div_(self._scale)  # residuals live in unscaled units, whatever the scaler does from step to step
         # Before anything touches the residual: one NaN there would stay for ever, and win every top-k.
-        if not compressor.checks_finite and not kernels.all_finite(x):
+        if not compressor.checks_finite and not _all_finite(x):
             self._refuse()
             x.zero_()
         if self._norms:
@@ -239,7 +249,7 @@ class Transaction:
         channel.add_carried(unit, x)
         weights = partial(channel.side.weights, unit) if channel.side and compressor.needs_weights else None
         importance = channel.side.importance(unit) if channel.side and compressor.needs_importance else None
-        where = self.index, unit.spec, self._link.rank, self._link.world_size, channel.seed
+        where = self.index, unit.spec, self.link.rank, self.link.world_size, channel.seed
         step = Step(*where, weights, importance, on_not_finite=self._refuse)
         return compressor.exchange(x, channel.states[unit], step)
 
@@ -249,10 +259,10 @@ class Transaction:
     def _agree(self, headroom: Tensor | None) -> Generator[SmallSum, Any, Flags]:
         """The flags of all ranks; they travel in ``headroom`` behind the last unit where that is reduced as it is."""
         channel = self._channel
-        signature = f"{self._link.config}/{channel.name}/{self.index}"
-        mine = channel.flags.encode(ok=self._finite, used=self._used, scalars=self._scalars, signature=signature)
-        sums: Tensor = yield SmallSum(mine.to(self._link.device), self._link.world_size, headroom)
-        return channel.flags.decode(sums.tolist(), f"step {self.index}")
+        signature = f"{self.link.config}/{channel.name}/{self.index}"
+        mine = self._layout.encode(ok=self._finite, used=self._used, scalars=self._scalars, signature=signature)
+        sums: Tensor = yield SmallSum(mine.to(self.link.device), self.link.world_size, headroom)
+        return self._layout.decode(sums.tolist(), f"step {self.index}")
 
     def _take(self, unit: Unit, result: Exchanged) -> None:
         self._states[unit] = result.state
@@ -263,20 +273,25 @@ class Transaction:
             shaped = part.view(tensor.shape)
             if tensor.fqn in self._outs:
                 self._outs[tensor.fqn].copy_(shaped)
+            elif tensor.fqn in self._strides:  # back into the layout of the input
+                strided = torch.empty_strided(
+                    tensor.shape, self._strides[tensor.fqn], dtype=tensor.dtype, device=tensor.device
+                )
+                shaped = strided.copy_(shaped)
             self._means[tensor.fqn] = shaped if tensor.dtype is shaped.dtype else shaped.to(tensor.dtype)
 
     def _synchronize(self) -> None:
-        if self._link.device.type == "cuda":
-            torch.cuda.synchronize(self._link.device)
+        if self.link.device.type == "cuda":
+            torch.cuda.synchronize(self.link.device)
 
     def _report(self, committed: bool, wait_s: float, ended_s: float) -> StepReport:
-        world, jobs = self._link.world_size, self._jobs
+        world, jobs = self.link.world_size, self._jobs
         numel = sum(unit.spec.numel for _, group in self._groups for unit in group.units)
         spans = sorted([*self._spans, *(span for job in jobs for span in job.spans)], key=lambda span: span.start_s)
         return StepReport(
             index=self.index,
             committed=committed,
-            trace=Trace(self.index, self._link.rank, tuple(spans)),
+            trace=Trace(self.index, self.link.rank, tuple(spans)),
             ready_s=self._ready_s,
             ended_s=ended_s,
             wait_s=wait_s,
@@ -285,10 +300,14 @@ class Transaction:
             decode_s=sum(job.decode_s for job in jobs),
             wire_bytes=sum(job.sent_bytes for job in jobs),
             dense_bytes=2 * (world - 1) * 4 * numel // world,
-            core_share=self._core_share if self._link.device.type == "cpu" else 1.0,
+            core_share=self._core_share if self.link.device.type == "cpu" else 1.0,
             local_sq=self._local_sq if committed else {},
             mean_sq=self._mean_sq if committed else {},
         )
+
+
+def _all_finite(x: Tensor) -> bool:
+    return kernels.all_finite(x) if x.dtype is torch.float32 else bool(x.isfinite().all())
 
 
 def _squares(unit: Unit, x: Tensor) -> dict[str, float]:

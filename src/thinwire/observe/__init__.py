@@ -1,4 +1,4 @@
-"""What runs leave behind and what is made of it: step reports, observers, events, summaries, TensorBoard, HTML pages."""
+"""What a wire tells: reports of steps, observers, metrics, event files, and the report made of them."""
 
 from thinwire.observe.events import EventError, EventWriter, read_events
 from thinwire.observe.metrics import WireStats

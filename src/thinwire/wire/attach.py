@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 
 from thinwire.autopilot.controller import SIGNAL, Autopilot, AutoSettings
+from thinwire.autopilot.expect import AUTO_FUSIONS, auto_specs
 from thinwire.comm.link import Link
+from thinwire.comm.liveness import Liveness, default_timeout
 from thinwire.comm.torch_dist import GLOO_LANES, TorchDistTransport
 from thinwire.comm.transport import Tag, Transport
-from thinwire.core import AllGather, Compressor, ConfigError, DesyncError, TensorSpec
+from thinwire.core import AllGather, Compressor, ConfigError, DesyncError, TensorSpec, TransportError
 from thinwire.engine.ages import reads_ages, warn_if_blind
 from thinwire.engine.base import Gradients, GradScaler, ParameterSide
 from thinwire.engine.target import Target, resolve
@@ -28,7 +31,6 @@ from thinwire.fusion.groups import plan_groups
 from thinwire.fusion.prepare import prepare
 from thinwire.observe.observer import Observer, Observers
 from thinwire.observe.recorder import Recorder
-from thinwire.plan.online import AUTO_FUSIONS, auto_specs
 from thinwire.plan.price import DENSE
 from thinwire.plan.result import Plan
 from thinwire.plan.search import Budget, Quality
@@ -82,7 +84,8 @@ def attach(
         events: a directory for one JSONL file of events per rank, to be read by ``thinwire report``.
         observers: told of every step and plan (``thinwire.observe.Observer``), in the training thread.
         seed: seed of random choices such as random-k.
-        timeout_s: how long a rank may lag behind before the others give up.
+        timeout_s: how long a rank may give no sign of life before the others give up. A rank that is only slow is waited
+            for as long as DDP would.
 
     Raises:
         ConfigError: something does not exist or does not fit; the message says what to do.
@@ -97,13 +100,13 @@ def attach(
     planner.check(compressor)
     settings = _settings(target, "auto" if auto else str(compressor), fuse, quality)
     tensors = target.tensors
-    if transport is None:
-        transport = _own_transport(target, process_group, timeout_s)
     wanted = f"auto {quality}" if auto else str(compressor)
     config = fingerprint(tensors, wanted, fuse, sync, str(seed), str(broadcast_buffers), str(scaler is None))
-    _check_same_everywhere(transport, config, target.device)
+    if transport is None:
+        transport = _own_transport(target, process_group, timeout_s)
     link = Link(transport, target.device, config=config)
     try:
+        _check_same_everywhere(transport, config, target.device)
         # Gradients become ready roughly in reverse order of registration.
         groups = plan_groups(planner, tensors[::-1], compressor, link.world_size)
         channel = Channel(
@@ -163,25 +166,56 @@ def _settings(target: Target, compress: str, fuse: str, quality: Quality) -> Aut
     return None
 
 
-def _own_transport(target: Target, group: dist.ProcessGroup | None, timeout_s: float) -> Transport:
+def _own_transport(target: Target, group: dist.ProcessGroup | None, timeout_s: float) -> TorchDistTransport:
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
             "torch.distributed is not initialised; call torch.distributed.init_process_group('gloo') (or 'nccl') first "
             "and start the script with torchrun, on one machine for example 'torchrun --nproc-per-node 2 train.py'"
         )
-    averaged = target.process_group if target.process_group is not None else group
-    ranks = None if averaged is None else dist.get_process_group_ranks(averaged)
+    averaged = target.process_group if target.process_group is not None else group or dist.group.WORLD
+    assert averaged is not None
+    ranks = dist.get_process_group_ranks(averaged)
+    liveness = Liveness(distributed_c10d._get_default_store(), ranks, dist.get_rank(averaged), timeout_s)
+    # gloo's process groups work side by side; NCCL's must be used in the same order on all ranks.
+    is_gloo = target.device.type == "cpu" and "gloo" in dist.get_backend(averaged)
     # Where not all ranks are members the others do not come here, so only members may be waited for.
-    local = ranks is not None and len(ranks) < dist.get_world_size()
-    make = partial(dist.new_group, ranks, timedelta(seconds=timeout_s), use_local_synchronization=local)
-    first, *later = (make() for _ in range(_lanes(target.device)))
-    roll_call = make(backend="gloo") if dist.is_gloo_available() else None
-    return TorchDistTransport(first, roll_call, later, owned=True)
+    local = len(ranks) < dist.get_world_size()
+    try:
+        _attaches[tuple(ranks)] += 1
+        count = _attaches[tuple(ranks)]
+        liveness.arrive(f"attach{count}")
+        timeout = timedelta(seconds=liveness.silence_s) if is_gloo else default_timeout()
+        groups = []
+        for lane in range(GLOO_LANES if is_gloo else 1):
+            with _group_name(f"thinwire-{ranks}-{count}-{lane}"):
+                group = dist.new_group(ranks if local else None, timeout, use_local_synchronization=local)
+            groups.append(group)
+        for one in groups if is_gloo else ():  # connected; from here on the living are waited for as DDP would
+            distributed_c10d._set_pg_timeout(default_timeout(), one)
+    except RuntimeError as error:
+        try:
+            raise TransportError(f"attach failed on rank {dist.get_rank()}: {error}. {liveness.roll_call()}") from error
+        finally:
+            liveness.close()
+    return TorchDistTransport(groups[0], liveness, groups[1:], owned=True)
 
 
-def _lanes(device: torch.device) -> int:
-    """gloo's process groups work side by side; NCCL's must be used in the same order on all ranks."""
-    return GLOO_LANES if device.type == "cpu" and "gloo" in dist.get_backend() else 1
+@contextmanager
+def _group_name(name: str) -> Iterator[None]:
+    """What torch calls a process group that only its members make.
+
+    torch derives the name from the ranks and from how many groups exist. After a group was destroyed the next one gets its
+    name, and with it the addresses that the store still has of the old one.
+    """
+    original = distributed_c10d._hash_ranks_to_str
+    distributed_c10d._hash_ranks_to_str = lambda ranks: name
+    try:
+        yield
+    finally:
+        distributed_c10d._hash_ranks_to_str = original
+
+
+_attaches: Counter[tuple[int, ...]] = Counter()  # by ranks: how often all of them have attached, so that keys differ
 
 
 def _check_same_everywhere(transport: Transport, config: int, device: torch.device) -> None:

@@ -16,6 +16,7 @@ from thinwire.comm.trace import Trace
 from thinwire.core import ConfigError
 from thinwire.engine.ages import Received
 from thinwire.engine.base import Engine, Gradients
+from thinwire.engine.hooks import Hook
 from thinwire.engine.skip import SkipAborted
 from thinwire.engine.target import Target
 from thinwire.fusion.groups import make_group
@@ -51,7 +52,8 @@ class Attached:
             # A rank that only evaluates must never enter a collective, so planning runs where all ranks train: before an
             # optimizer steps, and where that does not happen (no optimizer, a scaler that skips) before the next forward.
             self._handles += [one.register_step_pre_hook(self._before_step) for one in target.optimizers]
-            self._handles.append(target.module.register_forward_pre_hook(self._before_forward))
+            self._handles.append(target.module.register_forward_pre_hook(Hook(self._before_forward)))
+            gradients.between_steps = self._plan
         # The module's hooks keep the engine, so the threads end with the module, or with the process.
         self._finalizer = weakref.finalize(engine, link.close)
 
@@ -161,6 +163,7 @@ class Attached:
             self._plan()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._gradients.applied()
         self._policy.after_step(self._gradients.channel.index)
 
     def _plan(self) -> None:

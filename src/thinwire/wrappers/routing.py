@@ -30,7 +30,7 @@ class Route(Wrapper):
 
     def route(self, tensor: TensorSpec) -> Compressor:
         small = tensor.numel < self.min_elems or len(tensor.shape) < self.min_dims
-        return Dense() if small else self.inner.route(tensor)
+        return Dense().route(tensor) if small else self.inner.route(tensor)
 
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         return (yield from self.inner.exchange(x, state, step))

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import thinwire.api  # noqa: F401  (fills the registry)
+from thinwire.autopilot.expect import back_to_dense
+from thinwire.autopilot.quality import MODEL, Measured, measured, requalified
 from thinwire.plan import ErrorLedger, Plan, Quotas
-from thinwire.plan.online import back_to_dense
-from thinwire.plan.quality import MODEL, Measured, measured, requalified
 from thinwire.plan.result import Candidate, now
 
 

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from thinwire.plan.watch import DRIFT, SETTLE_STEPS, TRIAL_STEPS, WORST_DRIFT, Verdict, Watch
+from thinwire.autopilot.watch import DRIFT, SETTLE_STEPS, TRIAL_STEPS, WORST_DRIFT, Verdict, Watch
 
 
 def verdicts(watch: Watch, steps_s: Iterable[float]) -> list[Verdict]:

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 import thinwire.api  # noqa: F401  (fills the registry)
-from thinwire.core import TensorSpec
-from thinwire.plan import Plan
-from thinwire.plan.online import (
+from thinwire.autopilot.expect import (
     StepTimes,
     alone,
     auto_specs,
@@ -22,6 +20,8 @@ from thinwire.plan.online import (
     ready_times,
     summary,
 )
+from thinwire.core import TensorSpec
+from thinwire.plan import Plan
 from thinwire.plan.result import Candidate
 
 TENSORS = [TensorSpec("first", (64, 64)), TensorSpec("last", (64, 64)), TensorSpec("unused", (8,))]

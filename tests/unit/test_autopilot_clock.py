@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pytest
 
 from thinwire.autopilot.clock import StepClock
+from thinwire.autopilot.expect import StepTimes
 from thinwire.comm.trace import Trace
 from thinwire.observe.report import StepReport
-from thinwire.plan.online import StepTimes
 
 
 def clock(*, is_cpu: bool = True) -> StepClock:
