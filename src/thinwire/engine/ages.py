@@ -49,7 +49,7 @@ class Wire(Protocol):
         """What the parameter received in the last step; None: all of it, one step old, as without a sparsifier."""
 
 
-# benchmarks/convergence: four tasks, 500 steps; the figures are in docs/optimizers.md.
+# benchmarks/convergence: four tasks, 500 steps; the figures are in docs/results/optimizers.md.
 _MEASURED_COST = (
     "at density 0.05 stock AdamW ended 5 to 10 % above dense's evaluation loss, thinwire.optim.AdamW with "
     "topk(score='update') 0 to 3 %, about 1 % after a density warm-up"
@@ -178,7 +178,7 @@ def warn_if_blind(optimizers: Iterable[torch.optim.Optimizer], ages: Ages) -> No
     replacement = f"thinwire.optim.{kind}" if kind in ("AdamW", "SGD") else "thinwire.optim.AdamW"
     warnings.warn(
         f"{kind} does not know how old the updates are that a sparsifier sends ({_MEASURED_COST}). Use {replacement} "
-        "instead, or compress='int4', which sends everything; see docs/optimizers.md",
+        "instead, or compress='int4', which sends everything; see docs/explanation/optimizers.md",
         stacklevel=3,
     )
 

@@ -20,7 +20,7 @@ from thinwire.plan.roofline import roofline
 from thinwire.plan.roofs import Roofs
 
 EXACT_ERROR = 1e-5  # 16-bit formats lose less, 8-bit ones more
-FEW_BIT_ERROR = 0.05  # 4-bit formats with block scales; with error feedback nearly lossless (docs/precision.md)
+FEW_BIT_ERROR = 0.05  # 4-bit formats with block scales; with error feedback nearly lossless (docs/results/precision.md)
 NOISE_QUOTA = 0.1  # an error of a tenth of the gradient noise is lost in it
 DENSE_MARGIN = 0.03  # so much faster than dense must it be; more where the probe was noisy,
 NOISY_DENSE_MARGIN = 0.05  # but never more than this
