@@ -14,15 +14,17 @@ from thinwire.cli.commands import app
 PREFACE = """# Command line
 
 `make docs` writes this page from the commands. `pip install 'thinwire[cli]'` installs the `thinwire` command; a training
-process does not need it. `thinwire COMMAND --help` prints the same.
+process does not need it. `python -m thinwire` is the same command, and `thinwire COMMAND --help` prints what is here.
 """
 
 
 def page() -> str:
     """The whole page."""
     command: Any = typer.main.get_command(app)
+    root = [one for one in command.params if "--help" not in one.opts]
+    options = list(table("option", [(f"`{'`, `'.join(one.opts)}`", _default(one), one.help) for one in root]))
     sections = [line for name in sorted(command.commands) for line in section(name, command.commands[name])]
-    return "\n".join([PREFACE, *sections]).rstrip() + "\n"
+    return "\n".join([PREFACE, *options, *sections]).rstrip() + "\n"
 
 
 def section(path: str, command: Any) -> Iterator[str]:

@@ -186,6 +186,12 @@ def test_pages_are_short(page: Path) -> None:
     assert len(words) <= (MOST_WORDS_OF_THE_LOG if page.name == "log.md" else MOST_WORDS)
 
 
+def test_pages_that_the_source_names_exist() -> None:
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    named = {name for path in sources for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))}
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
 def test_code_map_names_every_package() -> None:
     packages = {path.parent.name for path in Path(thinwire.__file__).parent.glob("*/__init__.py")}
     named = re.findall(r"`thinwire\.(\w+)`", (ROOT / "docs/reference/code-map.md").read_text(encoding="utf-8"))

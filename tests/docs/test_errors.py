@@ -13,7 +13,7 @@ import thinwire
 
 SOURCE = Path(thinwire.__file__).parent
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
-PAGES = [HOW_TO / "troubleshooting.md", HOW_TO / "troubleshooting-tools.md"]
+PAGES = sorted(HOW_TO.glob("troubleshooting*.md"))
 ERRORS = ("ConfigError", "CheckpointError", "PayloadError", "TransportError", "LabError", "EventError", "ValueError")
 INJECTED = "injected fault on rank"  # by the tests' own transport
 GAP = "…"
