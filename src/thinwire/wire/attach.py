@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +37,7 @@ from thinwire.plan.search import Budget, Quality
 from thinwire.sync.policy import parse_policy
 from thinwire.wire.attached import Attached
 
-Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 def attach(
