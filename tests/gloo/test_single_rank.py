@@ -87,9 +87,9 @@ def test_wrong_arguments(single_rank_group: None, arguments: dict[str, object], 
 def test_models_that_cannot_be_attached(single_rank_group: None) -> None:
     with pytest.raises(thinwire.ConfigError, match="no parameter that requires gradients"):
         thinwire.attach(nn.Linear(2, 2).requires_grad_(False))
-    with pytest.raises(thinwire.ConfigError, match="expected an nn.Module"):
+    with pytest.raises(thinwire.ConfigError, match=r"expected an nn\.Module"):
         thinwire.attach(torch.ones(2))  # type: ignore[arg-type]
-    with pytest.raises(thinwire.ConfigError, match="expected a torch.optim.Optimizer"):
+    with pytest.raises(thinwire.ConfigError, match=r"expected a torch\.optim\.Optimizer"):
         thinwire.attach(nn.Linear(2, 2), "adamw")  # type: ignore[arg-type]
 
 

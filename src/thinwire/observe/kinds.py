@@ -101,7 +101,7 @@ class _Ledger(Head):
     compression: NonFinite
     worst_unit: str | None = None
     worst_share: NonFinite | None = None  # compression over noise
-    error: NonFinite | None = None  # of one rank's gradient, once enough was booked
+    error: NonFinite | None = None  # of one rank's gradient, once enough steps were measured
     noise_share: NonFinite | None = None
 
 

@@ -175,8 +175,8 @@ class ErrorLedger:
         Raises:
             ConfigError: it is something else. Nothing is changed then.
         """
-        books = from_json(_Saved, values, what="error ledger", remedy="start with an empty one")
-        self._accounts = {unit: dict(terms) for unit, terms in books.accounts.items()}
+        saved = from_json(_Saved, values, what="error ledger", remedy="start with an empty one")
+        self._accounts = {unit: dict(terms) for unit, terms in saved.accounts.items()}
 
 
 def tightened(value: float, advice: Advice, *, least: float, most: float, factor: float = 2.0) -> float:
