@@ -26,7 +26,7 @@ docs: setup  ## regenerate what is made from code and results, then build the si
 	$(BIN)/python tools/cli_page.py > docs/reference/cli.md
 	$(BIN)/python -m benchmarks.results
 	$(BIN)/python -m benchmarks.figure
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Tests in one process run two at a time; those that start ranks and labs have the machine to themselves.
 test: setup  ## run all tests (under 10 minutes on two cores)
