@@ -106,12 +106,16 @@ def test_conservation(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def recording(deltas: Deltas) -> Landed:
         before, anchor = deltas.state_dict()["channel"]["tensors"], dict(deltas.anchor)
         landed = settle(deltas)
-        names = {p.owner: p.name for p in deltas.fragments[landed.flight.fragment]}
-        sent = {o: landed.flight.scalars[WEIGHT] * (landed.flight.snapshot[n] - anchor[n]) for o, n in names.items()}
+        names = {p.owner: p.name for p in deltas.fragments[landed.flight.leave.fragment]}
+        sent = {
+            o: landed.flight.leave.scalars[WEIGHT] * (landed.flight.snapshot[n] - anchor[n]) for o, n in names.items()
+        }
         after = deltas.state_dict()["channel"]["tensors"]
         means = {owner: landed.means[name] for owner, name in names.items()}
-        ranges = {p.owner: (p.start, p.end) for p in deltas.fragments[landed.flight.fragment]}
-        recorded.setdefault(id(deltas), []).append((before, sent, after, means, landed.flight.scalars[WEIGHT], ranges))
+        ranges = {p.owner: (p.start, p.end) for p in deltas.fragments[landed.flight.leave.fragment]}
+        recorded.setdefault(id(deltas), []).append(
+            (before, sent, after, means, landed.flight.leave.scalars[WEIGHT], ranges)
+        )
         return landed
 
     monkeypatch.setattr(Deltas, "settle", recording)
@@ -180,7 +184,7 @@ def broken(state: dict[str, Any], how: str) -> dict[str, Any]:
         case "counter is text":
             sync["step"] = "seven"
         case "no such fragment":
-            sync["deltas"]["flights"][0]["when"][0] = 7
+            sync["deltas"]["flights"][0]["fragment"] = 7
     return state
 
 

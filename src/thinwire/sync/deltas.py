@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core import CheckpointError, DesyncError
+from thinwire.core.schema import NonFinite, from_json, to_json
 from thinwire.exchange.states import check_names, check_tensor
 from thinwire.exchange.transaction import Outcome, Transaction
 from thinwire.fusion import parse_fusion
@@ -32,21 +33,32 @@ WEIGHT, SQUARE, CHECKSUM = "weight", "square", "checksum"
 _NUMBERS = (WEIGHT, SQUARE, CHECKSUM)
 
 
-@dataclass(frozen=True, eq=False)
-class Flight:
-    """A fragment on its way.
+@dataclass(frozen=True)
+class Leave:
+    """A fragment that is sent.
 
     Args:
-        step: after which it was begun.
-        interval: steps since the fragment was sent the time before.
-        snapshot: the weights at that time, by piece.
+        step: after which.
+        interval: steps since it was sent the time before.
+        scalars: what this rank tells the others.
     """
 
     fragment: int
     step: int
     interval: int
+    scalars: Mapping[str, NonFinite]
+
+
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """A fragment on its way.
+
+    Args:
+        snapshot: the weights when it left, by piece.
+    """
+
+    leave: Leave
     snapshot: Mapping[str, Tensor]
-    scalars: Mapping[str, float]
     transaction: Transaction
 
 
@@ -113,7 +125,7 @@ class Deltas:
         numbers = {**scalars, WEIGHT: weight}
         if self.channel.index == 0:
             numbers[CHECKSUM] = self._checksum()
-        self._launch((fragment, step, interval), self._copies(self.fragments[fragment]), numbers)
+        self._launch(Leave(fragment, step, interval, numbers), self._copies(self.fragments[fragment]))
 
     def settle(self) -> Landed:
         """Wait for the oldest flight. Anchor and weights are the caller's to move.
@@ -139,11 +151,7 @@ class Deltas:
         """By tensor name. Flights are kept as they began: a load sends them again."""
         channel = self.channel.state_dict()
         flights = [
-            {
-                "when": [one.fragment, one.step, one.interval],
-                "scalars": dict(one.scalars),
-                "snapshot": join(self.fragments[one.fragment], one.snapshot),
-            }
+            {**to_json(one.leave), "snapshot": join(self.fragments[one.leave.fragment], one.snapshot)}
             for one in self.flights
         ]
         channel |= {"tensors": join_states(self.pieces, channel["tensors"])}
@@ -156,14 +164,14 @@ class Deltas:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise CheckpointError where anything does not fit; changes nothing."""
+        check_names("deltas", state, dict.fromkeys(("anchor", "flights", "channel")))
         if state["anchor"]:
             self.check_joined("anchor", state["anchor"], self.pieces)
         for flight in state["flights"]:
-            check_names("flight", flight, dict.fromkeys(("when", "scalars", "snapshot")))
-            fragment = flight["when"][0]
+            fragment = self._leave(flight).fragment
             if fragment not in range(len(self.fragments)):
-                raise CheckpointError(f"the checkpoint has a flight of fragment {fragment!r}, which is none")
-            self.check_joined("snapshot", flight["snapshot"], self.fragments[fragment])
+                raise CheckpointError(f"the checkpoint has a flight of fragment {fragment}, which is none")
+            self.check_joined("snapshot", flight.get("snapshot"), self.fragments[fragment])
         self.channel.check_state(self._channel_state(state), self.compressor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -174,8 +182,8 @@ class Deltas:
         if state["anchor"]:
             self.anchor = split(self.pieces, state["anchor"])
         for one in state["flights"]:
-            fragment, step, interval = one["when"]
-            self._launch((fragment, step, interval), split(self.fragments[fragment], one["snapshot"]), one["scalars"])
+            leave = self._leave(one)
+            self._launch(leave, split(self.fragments[leave.fragment], one["snapshot"]))
 
     def check_joined(self, what: str, joined: object, pieces: Sequence[Piece]) -> None:
         """Raise CheckpointError unless these are finite vectors for all owners of ``pieces``."""
@@ -188,17 +196,24 @@ class Deltas:
         for owner, value in joined.items():
             check_tensor(f"{what} of {owner}", value, sizes[owner], dtypes[owner])
 
-    def _launch(self, when: tuple[int, int, int], snapshot: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
-        pieces = self.fragments[when[0]]
+    def _launch(self, leave: Leave, snapshot: Mapping[str, Tensor]) -> None:
+        pieces = self.fragments[leave.fragment]
         # New tensors: the encode thread reads them while the optimizer writes the weights.
         moved = {piece.name: snapshot[piece.name] - self.anchor[piece.name] for piece in pieces}
-        numbers = {**scalars, SQUARE: _square(moved)}
+        numbers = {**leave.scalars, SQUARE: _square(moved)}
         transaction = self.channel.begin(list(moved))
         for piece in pieces:
             delta = moved[piece.name] if numbers[WEIGHT] == 1.0 else moved[piece.name].mul_(numbers[WEIGHT])
             transaction.add(piece.name, delta.view(piece.spec.shape))
         transaction.close(scalars=numbers)
-        self.flights.append(Flight(*when, snapshot, numbers, transaction))
+        self.flights.append(Flight(leave, snapshot, transaction))
+
+    def _leave(self, flight: Any) -> Leave:
+        plain = (
+            {key: value for key, value in flight.items() if key != "snapshot"} if isinstance(flight, Mapping) else {}
+        )
+        remedy = "load an unchanged checkpoint"
+        return from_json(Leave, plain, what="flight of sync", remedy=remedy, error=CheckpointError)
 
     def _copies(self, pieces: Sequence[Piece]) -> dict[str, Tensor]:
         return {piece.name: self.weights(piece).to(piece.spec.dtype, copy=True) for piece in pieces}

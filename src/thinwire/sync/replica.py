@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from thinwire.comm.objects import ask
+from thinwire.comm.link import ask
 from thinwire.core import AllReduce, CheckpointError, ConfigError
+from thinwire.core.schema import NonFinite, from_json, to_json
 from thinwire.exchange.states import check_names
 from thinwire.fusion.prepare import wire_bytes
 from thinwire.sync.context import Context
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
     from thinwire.sync.local_steps import LocalSteps
 
 log = logging.getLogger(__name__)
-_KEYS = {
-    "policy": str, "step": int, "taken": int, "marks": list, "losses": list, "numbers": dict, "memory": dict, "deltas": dict
-}  # fmt: skip
-
+_REMEDY = "load the state that this rank saved with the same sync="
+_TENSORS = ("memory", "deltas")  # of a saved state; all else is plain
 
 Numbers = dict[str, float]
 
@@ -53,6 +52,18 @@ class Round:
     mean_square: float
 
 
+@dataclass(frozen=True)
+class _Counts:
+    """The plain part of a saved state."""
+
+    policy: str
+    step: int
+    taken: int
+    marks: tuple[tuple[int, int], ...]
+    losses: tuple[NonFinite, ...]
+    numbers: Mapping[str, NonFinite]
+
+
 class Replica(Bound):
     """Belongs to the training thread. Nothing here asks whether something has arrived: flights end at fixed steps."""
 
@@ -64,7 +75,7 @@ class Replica(Bound):
         self._deltas = Deltas(context, self._fragments, policy.compressor, policy.scalars)
         self._rate = ScaledRate(policy.rate_factor(context.link.world_size, context.optimizers))
         self._step = self._taken = 0
-        self._marks = [[0, 0] for _ in self._fragments]  # steps and steps taken, when each was last sent
+        self._marks = [(0, 0) for _ in self._fragments]  # steps and steps taken, when each was last sent
         self._losses: list[float] = []  # since the last averaging
         self._numbers = policy.begin()
         # Means alone move it: the same on all ranks.
@@ -139,33 +150,20 @@ class Replica(Bound):
         return lines
 
     def state_dict(self) -> dict[str, Any]:
-        pieces = self._deltas.pieces
+        pieces, plain = self._deltas.pieces, (tuple(self._marks), tuple(self._losses), self._numbers)
         return {
-            "policy": str(self._policy),
-            "step": self._step,
-            "taken": self._taken,
-            "marks": [list(mark) for mark in self._marks],
-            "losses": list(self._losses),
-            "numbers": dict(self._numbers),
+            **to_json(_Counts(str(self._policy), self._step, self._taken, *plain)),
             "memory": {key: join(pieces, values) for key, values in self._memory.items()},
             "deltas": self._deltas.state_dict(),
         }
 
     def check_state(self, state: Mapping[str, Any] | None) -> None:
         if state is None:
-            raise CheckpointError(f"the checkpoint has no state of {self._policy}; it was taken with another sync=")
-        check_names("state of sync", state, _KEYS)
-        for key, kind in _KEYS.items():
-            if not isinstance(state[key], kind):
-                raise CheckpointError(
-                    f"the checkpoint's {key} of sync is {state[key]!r:.80}, expected a {kind.__name__}"
-                )
-        if state["policy"] != str(self._policy):
-            raise CheckpointError(f"the checkpoint's sync is {state['policy']}, expected {self._policy}")
-        if len(state["marks"]) != len(self._fragments):
-            raise CheckpointError(
-                f"the checkpoint has {len(state['marks'])} fragments, expected {len(self._fragments)}"
-            )
+            raise CheckpointError(f"the checkpoint has no state of {self._policy}; {_REMEDY}")
+        counts = self._counts(state)
+        if counts.policy != str(self._policy) or len(counts.marks) != len(self._fragments):
+            raise CheckpointError(f"the checkpoint's sync is {counts.policy}, expected {self._policy}; {_REMEDY}")
+        check_names("tensors of sync", {key: state[key] for key in _TENSORS if key in state}, dict.fromkeys(_TENSORS))
         check_names("memory of sync", state["memory"], self._memory)
         for key, joined in state["memory"].items():
             self._deltas.check_joined(key, joined, self._deltas.pieces)
@@ -173,12 +171,16 @@ class Replica(Bound):
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         assert state is not None, "check_state comes first"
-        self._step, self._taken = state["step"], state["taken"]
-        self._marks, self._losses = [list(mark) for mark in state["marks"]], list(state["losses"])
-        self._numbers = dict(state["numbers"])
+        counts = self._counts(state)
+        self._step, self._taken = counts.step, counts.taken
+        self._marks, self._losses, self._numbers = list(counts.marks), list(counts.losses), dict(counts.numbers)
         self._memory = {key: split(self._deltas.pieces, joined) for key, joined in state["memory"].items()}
         self._deltas.load_state_dict(state["deltas"])
         self._context.engine.exchanging = not self.is_local
+
+    def _counts(self, state: Mapping[str, Any]) -> _Counts:
+        plain = {key: value for key, value in state.items() if key not in _TENSORS}
+        return from_json(_Counts, plain, what="state of sync", remedy=_REMEDY, error=CheckpointError)
 
     def _ensure_anchor(self) -> None:
         if not self._deltas.is_anchored:
@@ -186,12 +188,12 @@ class Replica(Bound):
             self._mark_all()
 
     def _mark_all(self) -> None:
-        self._marks = [[self._step, self._taken] for _ in self._fragments]
+        self._marks = [(self._step, self._taken) for _ in self._fragments]
 
     def _begin(self, fragment: int) -> None:
         self._context.check()
         step, taken = self._marks[fragment]
-        self._marks[fragment] = [self._step, self._taken]
+        self._marks[fragment] = (self._step, self._taken)
         share = (self._taken - taken) / max(self._step - step, 1)
         scalars = {name: self._measure(name, self._step - step) for name in self._policy.scalars}
         self._losses = []
@@ -213,21 +215,22 @@ class Replica(Bound):
         return elapsed_s / max(steps, 1)
 
     def _merge_until(self, step: int) -> None:
-        while self._deltas.flights and self._deltas.flights[0].step <= step:
+        while self._deltas.flights and self._deltas.flights[0].leave.step <= step:
             self._merge(self._deltas.settle())
 
     def _merge(self, landed: Landed) -> None:
         flight, outcome, policy = landed.flight, landed.outcome, self._policy
+        leave = flight.leave
         report = outcome.report
         self.totals.add(report)
         self._exchange_s = report.encode_s + report.wire_s + report.decode_s
         self._tell(landed)
         if not outcome.committed:
-            log.warning("step %d: nothing is averaged, because weights of some rank are NaN or Inf", flight.step)
+            log.warning("step %d: nothing is averaged, because weights of some rank are NaN or Inf", leave.step)
             return
-        local = flight.step - policy.start
-        policy.adapt(self._numbers, Round(local, flight.fragment, flight.interval, outcome.scalars, landed.mean_square))
-        for piece in self._fragments[flight.fragment]:
+        local = leave.step - policy.start
+        policy.adapt(self._numbers, Round(local, leave.fragment, leave.interval, outcome.scalars, landed.mean_square))
+        for piece in self._fragments[leave.fragment]:
             anchor, mean = self._deltas.anchor[piece.name], landed.means[piece.name]
             if piece.owner in self._context.statistics:
                 new = anchor + mean
@@ -242,8 +245,8 @@ class Replica(Bound):
     def _tell(self, landed: Landed) -> None:
         report, squares = landed.outcome.report, landed.outcome.scalars[SQUARE]
         fields = {
-            "step": landed.flight.step,
-            "fragment": landed.flight.fragment,
+            "step": landed.flight.leave.step,
+            "fragment": landed.flight.leave.fragment,
             "committed": report.committed,
             "wire_bytes": report.wire_bytes,
             "wait_s": report.wait_s,
