@@ -314,7 +314,7 @@ def test_layouts_and_types_of_weights() -> None:
         ({"sync": "local(k=3)"}, "unexpected keyword"),
         ({"sync": "diloco(momentum=1.5)"}, "momentum is 1.5"),
         ({"sync": "local(h=4)", "compress": "int4"}, "inside sync="),
-        ({"sync": "local(h=4)", "optimizer": None}, "give attach"),
+        ({"sync": "local(h=4)", "optimizer": None}, "give it to attach"),
         ({"sync": "adacomm(h=1)"}, "report_loss"),
     ],
 )

@@ -19,12 +19,12 @@ class Layerwise(Local):
     """Average layers whose replicas hardly differ less often: every ``stretch``·h steps instead of every h.
 
     The discrepancy of a layer is the mean of |Δ_i - mean Δ|² over ranks and steps. At every stretch·h steps, when all layers
-    are averaged, they are ordered by it, per parameter; the quietest are stretched while their share of the discrepancy is
-    below the share of parameters that is not stretched yet. "Layers" here are runs of whole tensors of about equal size.
+    are averaged, they are ordered by it, per parameter; those that differ least are stretched while their share of the
+    discrepancy is below the share of parameters not stretched yet. "Layers" are runs of whole tensors of about equal size.
 
     Args:
         h: steps between averages of the layers that differ most.
-        stretch: φ; factor for the quiet ones.
+        stretch: φ; factor for those that hardly differ.
         layers: how many; more: finer choice, and smaller messages.
     """
 
@@ -55,7 +55,7 @@ class Layerwise(Local):
             return
         # Layers are of about equal size, so that their number stands for their parameters.
         order = sorted(known, key=lambda layer: numbers[f"spread{layer}"])
-        total, quiet = sum(numbers[f"spread{layer}"] for layer in known) or 1.0, 0.0
+        total, share = sum(numbers[f"spread{layer}"] for layer in known) or 1.0, 0.0
         for count, layer in enumerate(order, start=1):
-            quiet += numbers[f"spread{layer}"] / total
-            numbers[f"stretch{layer}"] = self.stretch if quiet < 1 - count / len(order) else 1
+            share += numbers[f"spread{layer}"] / total
+            numbers[f"stretch{layer}"] = self.stretch if share < 1 - count / len(order) else 1

@@ -103,7 +103,7 @@ def attach(
     auto = compress == "auto"
     target = resolve(module, optimizer)
     if not (target.optimizers or isinstance(policy, EveryStep)):
-        raise ConfigError(f"sync={sync!r} counts the optimizer's steps; give attach() the optimizer")
+        raise ConfigError(f"sync={sync!r} needs the optimizer, whose steps it follows; give it to attach()")
     compressor, planner = prepare(DENSE if auto else compress), parse_fusion(fuse)
     planner.check(compressor)
     settings = _settings(target, "auto" if auto else str(compressor), fuse, quality)
