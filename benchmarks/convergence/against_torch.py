@@ -157,8 +157,8 @@ def study(losses: Losses) -> dict[str, Any]:
         "machine": "one virtual machine with two cores; two ranks on loopback",
         "setting": (
             f"GPT of 0.9 M parameters with AdamW, {GPT_STEPS} steps, PowerSGD of rank {RANK} on both sides; a ResNet of "
-            f"three blocks on Fashion-MNIST with SGD (momentum 0.9), {RESNET_STEPS} steps. Evaluation loss by seed, and the mean "
-            "difference from dense of the same seed with its standard error"
+            f"three blocks on Fashion-MNIST with SGD (momentum 0.9), {RESNET_STEPS} steps. Evaluation loss by seed, and the "
+            "mean difference from dense of the same seed with its standard error"
         ),
         "facts": {},
         "tables": {"table": {"columns": ["task", "method", "by seed", "mean", "above dense"], "rows": rows}},
