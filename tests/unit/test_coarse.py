@@ -9,7 +9,7 @@ from torch import Tensor
 import thinwire
 from thinwire import kernels
 from thinwire.comm import simulate
-from thinwire.compressors.shared.coarse import MEAN_RESIDUAL
+from thinwire.compressors.shared.mean_feedback import MEAN_RESIDUAL
 from thinwire.core import Compressor, Exchanged, State, Step, TensorSpec, UnitSpec
 from thinwire.kernels import Coarse
 
@@ -28,12 +28,12 @@ def round_trip(bits: Coarse, x: Tensor) -> Tensor:
 def test_levels_and_bytes() -> None:
     x = torch.tensor([3.0, -1.0, 0.0, -4.0, 2.0])  # the mean magnitude is 2
     two, one = (kernels.coarse_encode(x, None, bits=bits) for bits in (2, 1))
-    assert two.codes.tolist() == [0b11_00_10_01, 0b01]
+    assert two.codes.tolist() == [0b11_00_10_01, 0b00]
     assert one.codes.tolist() == [0b01010]
-    assert two.scales.tolist() == one.scales.tolist() == [2.0]
-    assert round_trip(2, x).tolist() == [3.0, -1.0, 1.0, -3.0, 3.0]
+    assert (two.scales.tolist(), one.scales.tolist()) == ([2.5], [2.0])
+    assert round_trip(2, x).tolist() == [3.75, -1.25, 1.25, -3.75, 1.25]
     assert round_trip(1, x).tolist() == [2.0, -2.0, 2.0, -2.0, 2.0]
-    assert two.residual.tolist() == [0.0, 0.0, -1.0, -1.0, -1.0]
+    assert two.residual.tolist() == [-0.75, 0.25, -1.25, -0.25, 0.75]
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -97,6 +97,13 @@ def test_a_short_tensor_is_not_scaled_down_by_padding() -> None:
         assert torch.equal(done.mean, x)
 
 
+def test_blocks_of_mipd_are_not_scaled_down_by_padding() -> None:
+    unit = UnitSpec((TensorSpec("a", (1,)), TensorSpec("b", (300,))))
+    x, mipd = torch.full((301,), -0.75), thinwire.make("mipd(density=1.0, values='int1')")
+    for done in exchanged(mipd, unit, [x] * 2, [mipd.init(unit)] * 2):
+        assert torch.equal(done.mean, x)
+
+
 @pytest.mark.parametrize("name", ["int1", "int2"])
 def test_nothing_is_lost_when_elements_change_their_owner(name: str) -> None:
     """Tensors are regrouped: what a rank keeps for a mean that is formed elsewhere now goes into what it sends."""
@@ -118,7 +125,7 @@ def test_nothing_is_lost_when_elements_change_their_owner(name: str) -> None:
 
 
 def test_a_residual_of_the_mean_beats_sending_it_again() -> None:
-    """Ranks that agree on much of the gradient: each mean is nearer than with all error in one residual (1.6 times in the
+    """Ranks that agree on much of the gradient: each mean is nearer than with all error in one residual (1.3 times in the
     long run)."""
     unit, world, steps = UnitSpec.flat(4096), 4, 60
     int2, signal = thinwire.make("int2"), normal(4096, 99)
@@ -132,4 +139,4 @@ def test_a_residual_of_the_mean_beats_sending_it_again() -> None:
             if step >= steps // 2:
                 error += float((done[0].mean - torch.stack(xs).mean(dim=0)).square().sum())
         errors.append(error**0.5)
-    assert errors[1] >= 1.2 * errors[0], errors
+    assert errors[1] >= 1.1 * errors[0], errors

@@ -104,7 +104,7 @@ def _grid4(name: str) -> WireFormat:
 def _coarse(name: str, bits: Coarse) -> WireFormat:
     encode, decode = coarse.coder(bits)
     # A block of one value and zeros: the mean is 1/64 of the value, which is cut to the outermost level.
-    bound = 1 - (1.0 if bits == 1 else 1.5) * (1 - 2**-8) / coarse.BLOCK
+    bound = 1 - (1.0 if bits == 1 else 1.5 * 1.25) * (1 - 2**-8) / coarse.BLOCK
     return WireFormat(name, Width(bits), coarse.BLOCK, torch.bfloat16, encode, decode, bound, by_rows=bits)
 
 

@@ -217,7 +217,8 @@ def int4_decode(
 def coarse_encode(
     grad: Tensor, residual: Tensor | None, *, bits: Coarse, block: int = 64, out: Tensor | None = None
 ) -> Quantized:
-    """`grad + residual` in 1 or 2 bits per value, with one bf16 scale per `block` values: their mean magnitude."""
+    """`grad + residual` in 1 or 2 bits per value, with one bf16 scale per `block` values, from their mean
+    magnitude."""
     grad, residual, out = check.unit(grad, residual, out)
     return kernels_for(grad.device.type).coarse_encode(bits, grad, residual, check.block_size(block), out)
 

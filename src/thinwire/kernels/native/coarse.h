@@ -1,4 +1,4 @@
-/* Template part: 1 and 2 bits per value under a scale that is the mean magnitude of the block.
+/* Template part: 1 and 2 bits per value under a scale that comes from the mean magnitude of the block.
  *
  * The upper bit of a code is the sign. 1 bit: the value is the scale. 2 bits: half the scale, or with the lower bit 1.5 of it.
  * `bits` is a constant wherever these functions are called, which leaves one branch of each `bits == 1`.
@@ -10,7 +10,8 @@
 enum { COARSE_BLOCK = 64, LANES = 16 };
 
 /* 2^127 is the largest scale: 1.5 times that is still finite. */
-INLINE float mean_scale(float mean, int32_t peak) {
+INLINE float mean_scale(float mean, int32_t peak, const int bits) {
+    if (bits == 2) mean *= 1.25f;
     float scale = rounded_to_bf16(mean < 0x1p127f ? mean : 0x1p127f);
     return peak >= TW_INF_KEY || scale < 0x1p-126f ? 0.0f : scale;
 }
@@ -27,7 +28,7 @@ INLINE int32_t coarse_whole(const float *grad, const float *residual, float *out
         lanes[v % (LANES / W)] = v_add(lanes[v % (LANES / W)], v_mul(v_abs(sums[v]), share));
     }
     int32_t peak = horizontal_max(largest);
-    float scale = mean_scale(fold_16(lanes), peak);
+    float scale = mean_scale(fold_16(lanes), peak, bits);
     store_scale(scales, block_at, scale, peak, 4);
     if (peak >= TW_INF_KEY)
         for (int v = 0; v < COARSE_BLOCK / W; v++) sums[v] = v_set1(0.0f);
@@ -63,7 +64,7 @@ INLINE int32_t coarse_any(const float *grad, const float *residual, float *out, 
     }
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
-    float scale = mean_scale(lanes[0], peak);
+    float scale = mean_scale(lanes[0], peak, bits);
     store_scale(scales, block_at, scale, peak, 4);
     for (int64_t i = start; i < stop; i++) {
         float sum = peak >= TW_INF_KEY ? 0.0f : out[i];

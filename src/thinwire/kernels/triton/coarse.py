@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.reference_coarse import LARGEST_SCALE, MEAN_LANES
+from thinwire.kernels.reference_coarse import LARGEST_SCALE, MEAN_LANES, SCALE_OF_MEAN
 from thinwire.kernels.triton import launch
 from thinwire.kernels.triton.launch import (
     INFINITY_KEY,
@@ -44,6 +44,7 @@ def coarse_encode(bits: Coarse, grad: Tensor, residual: Tensor | None, block: in
         numel,
         HAS_RESIDUAL=residual is not None,
         BITS=bits,
+        SCALE_OF_MEAN=SCALE_OF_MEAN[bits],
         BLOCK=block,
         BLOCKS=blocks,
         CHUNK=chunk,
@@ -71,6 +72,7 @@ def _encode_coarse(
     numel: tl.tensor,
     HAS_RESIDUAL: tl.constexpr,
     BITS: tl.constexpr,
+    SCALE_OF_MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -90,7 +92,7 @@ def _encode_coarse(
         lanes = lanes + tl.abs(unit) * share
     raise_flag(nonfinite, largest)
     poisoned = largest >= INFINITY_KEY
-    scale = _mean_scale(_folded(lanes, BLOCKS), poisoned)
+    scale = _mean_scale(_folded(lanes, BLOCKS) * SCALE_OF_MEAN, poisoned)
     bits = tl.where(poisoned, 0x7FC00000, scale.to(tl.int32, bitcast=True))
     tl.store(scales + block, (bits >> 16).to(tl.int16), mask=block * BLOCK < numel)
     for first in range(0, BLOCK, CHUNK):
@@ -127,7 +129,7 @@ def _folded(lanes: tl.tensor, BLOCKS: tl.constexpr) -> tl.tensor:
 
 @kernel
 def _mean_scale(mean: tl.tensor, poisoned: tl.tensor) -> tl.tensor:
-    """The mean rounded to what bf16 holds; 0 when that is subnormal or the block is not finite."""
+    """The scaled mean rounded to what bf16 holds; 0 when that is subnormal or the block is not finite."""
     bits = tl.minimum(tl.where(poisoned, 0.0, mean), _LARGEST_SCALE).to(tl.int32, bitcast=True)
     scale = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
     return tl.where(scale < _SMALLEST_NORMAL, 0.0, scale)
