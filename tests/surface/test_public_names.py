@@ -86,11 +86,11 @@ PACKAGES = {
         "TransportError", "UnitSpec", "Wrapper", "available", "make", "memory", "register", "residual_key",
     },
     "comm": {
-        "GLOO_LANES", "Delayed", "Faulty", "Framed", "Job", "Link", "Pending", "Rounds", "Tag", "Throttled",
-        "TorchDistTransport", "Transport", "fit_lanes", "simulate",
+        "GLOO_LANES", "Delayed", "Faulty", "Framed", "Job", "Link", "Pending", "Rounds", "Span", "Tag",
+        "Throttled", "TorchDistTransport", "Trace", "Transport", "fit_lanes", "simulate", "write_chrome_trace",
     },
     "exchange": {"Channel", "Fixed", "Membership", "Outcome", "Transaction"},
-    "observe": {"Observer", "StepReport", "WireStats"},
+    "observe": {"EventError", "EventWriter", "Observer", "StepReport", "WireStats", "read_events"},
     "sync": {"Policy", "parse_policy", "policies"},
 }  # fmt: skip
 

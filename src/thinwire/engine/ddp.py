@@ -89,6 +89,7 @@ class DDPEngine:
             return future
         in_backward = torch._C._current_graph_task_id() != -1
         if self._transaction is None:
+            self._target.check_unchanged()
             self._transaction = self._gradients.begin()
             if in_backward:
                 # Queued at the first bucket it runs before DDP's own callback, which is queued at the last. Errors raised
@@ -139,7 +140,6 @@ class DDPEngine:
         self._transaction, self._buckets = None, []
         if transaction is None:
             return
-        self._target.check_unchanged()
         outcome = self._gradients.finish(transaction)
         for bucket in buckets:
             result = bucket.buffer

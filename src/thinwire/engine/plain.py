@@ -126,6 +126,7 @@ class PlainEngine:
             return
         self._begin_backward()  # where the loss does not come from the module's own output
         if self._transaction is None:
+            self._target.check_unchanged()
             self._refuse_stepping_hooks(own=1)
             self._transaction = self._gradients.begin()
         elif name in self._transaction.added:
@@ -146,7 +147,6 @@ class PlainEngine:
         if transaction is None:
             return  # nothing to average: gradients of something else, or under no_sync
         self._accumulated = set()
-        self._target.check_unchanged()
         # What passes under no_sync have left takes part, also where this last pass did not touch it.
         for name in sorted(accumulated - transaction.added.keys()):
             gradient = self._parameters[name].grad

@@ -5,7 +5,7 @@ Frameworks wrap modules and optimizers in their own classes. All of that is undo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -115,7 +115,7 @@ def resolve(module: nn.Module, optimizer: object = None) -> Target:
         raise ConfigError(f"the first argument is a {type(module).__name__}; expected an nn.Module or a DDP module")
     module = _unwrap_module(module)
     kind = next(kind for kind in KINDS if kind.accepts(module))
-    given = optimizer if isinstance(optimizer, Iterable) else () if optimizer is None else (optimizer,)
+    given = optimizer if isinstance(optimizer, list | tuple) else () if optimizer is None else (optimizer,)
     parameters = _trainable(module, kind)
     optimizers = tuple(unwrap_optimizer(one) for one in given)
     return Target(kind, module, parameters, optimizers, _sparse_names(module, parameters), _frozen_names(module, kind))

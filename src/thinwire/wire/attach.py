@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
+from torch.distributed import distributed_c10d
 
 from thinwire.autopilot.controller import SIGNAL, Autopilot, AutoSettings
 from thinwire.autopilot.expect import AUTO_FUSIONS, auto_specs
@@ -36,7 +37,7 @@ from thinwire.plan.search import Budget, Quality
 from thinwire.sync.policy import parse_policy
 from thinwire.wire.attached import Attached
 
-Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 def attach(
@@ -174,27 +175,44 @@ def _own_transport(target: Target, group: dist.ProcessGroup | None, timeout_s: f
     averaged = target.process_group if target.process_group is not None else group or dist.group.WORLD
     assert averaged is not None
     ranks = dist.get_process_group_ranks(averaged)
-    liveness = Liveness(_get_default_store(), ranks, dist.get_rank(averaged), timeout_s)
+    liveness = Liveness(distributed_c10d._get_default_store(), ranks, dist.get_rank(averaged), timeout_s)
     # gloo's process groups work side by side; NCCL's must be used in the same order on all ranks.
     is_gloo = target.device.type == "cpu" and "gloo" in dist.get_backend(averaged)
     # Where not all ranks are members the others do not come here, so only members may be waited for.
     local = len(ranks) < dist.get_world_size()
     try:
         _attaches[tuple(ranks)] += 1
-        liveness.arrive(f"attach{_attaches[tuple(ranks)]}")
+        count = _attaches[tuple(ranks)]
+        liveness.arrive(f"attach{count}")
         timeout = timedelta(seconds=liveness.silence_s) if is_gloo else default_timeout()
-        groups = [
-            dist.new_group(ranks if local else None, timeout, use_local_synchronization=local)
-            for _ in range(GLOO_LANES if is_gloo else 1)
-        ]
+        groups = []
+        for lane in range(GLOO_LANES if is_gloo else 1):
+            with _group_name(f"thinwire-{ranks}-{count}-{lane}"):
+                group = dist.new_group(ranks if local else None, timeout, use_local_synchronization=local)
+            groups.append(group)
         for one in groups if is_gloo else ():  # connected; from here on the living are waited for as DDP would
-            _set_pg_timeout(default_timeout(), one)
+            distributed_c10d._set_pg_timeout(default_timeout(), one)
     except RuntimeError as error:
         try:
             raise TransportError(f"attach failed on rank {dist.get_rank()}: {error}. {liveness.roll_call()}") from error
         finally:
             liveness.close()
     return TorchDistTransport(groups[0], liveness, groups[1:], owned=True)
+
+
+@contextmanager
+def _group_name(name: str) -> Iterator[None]:
+    """What torch calls a process group that only its members make.
+
+    torch derives the name from the ranks and from how many groups exist. After a group was destroyed the next one gets its
+    name, and with it the addresses that the store still has of the old one.
+    """
+    original = distributed_c10d._hash_ranks_to_str
+    distributed_c10d._hash_ranks_to_str = lambda ranks: name
+    try:
+        yield
+    finally:
+        distributed_c10d._hash_ranks_to_str = original
 
 
 _attaches: Counter[tuple[int, ...]] = Counter()  # by ranks: how often all of them have attached, so that keys differ
