@@ -47,12 +47,15 @@ ATTACH_KEYWORDS = {
     "process_group": None,
 }
 ATTACHED = {
+    "averaged",
     "detach",
     "explain",
+    "idle_step",
     "load_state_dict",
     "metrics",
     "no_sync",
     "received",
+    "report_loss",
     "state_dict",
     "stats",
     "trace",

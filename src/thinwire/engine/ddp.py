@@ -53,8 +53,6 @@ def thinwire_hook(switch: _Switch, bucket: GradBucket) -> torch.futures.Future[T
 class DDPEngine:
     """Answers DDP's buckets."""
 
-    exchanging = True
-
     def __init__(self, target: Target, gradients: Gradients, *, broadcast_buffers: bool) -> None:
         module = target.module
         assert isinstance(module, DistributedDataParallel)
@@ -64,12 +62,25 @@ class DDPEngine:
         if self._switch.engine is not None:
             raise ConfigError("this DDP module already has thinwire attached; detach() that first")
         self._switch.engine = self
+        self._exchanging = True
         self._transaction: Transaction | None = None
         self._buckets: list[_Bucket] = []
         self._handle = module.register_forward_pre_hook(Hook(self._before_forward))
 
+    @property
+    def exchanging(self) -> bool:
+        return self._exchanging
+
+    @exchanging.setter
+    def exchanging(self, value: bool) -> None:
+        """Switched off in DDP too: it would send which parameters were used, and rank 0's buffers, in every step."""
+        if value is not self._exchanging:
+            self._exchanging = self._module.require_backward_grad_sync = value
+            self._module.require_forward_param_sync = value
+
     def detach(self) -> None:
         """Give the buckets back to plain averaging, which is what DDP does without a hook."""
+        self.exchanging = True
         self._switch.engine = None
         self._handle.remove()
 

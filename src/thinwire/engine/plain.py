@@ -122,7 +122,8 @@ class PlainEngine:
 
     def _on_grad(self, name: str, parameter: Tensor) -> None:
         if not self._is_syncing():
-            self._accumulated.add(name)
+            if self.exchanging:
+                self._accumulated.add(name)
             return
         self._begin_backward()  # where the loss does not come from the module's own output
         if self._transaction is None:

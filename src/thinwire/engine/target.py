@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.core import ConfigError, TensorSpec
@@ -65,6 +66,15 @@ class Target:
         """The parameters as specs; complex ones as pairs of reals."""
         views = {name: as_real(p.detach()) for name, p in self.parameters.items()}
         return [TensorSpec(name, tuple(view.shape), view.dtype, view.device) for name, view in views.items()]
+
+    @property
+    def statistics(self) -> dict[str, Tensor]:
+        """Means and variances that BatchNorm and its kin keep, by clean name."""
+        layers = [(name, one) for name, one in self.module.named_modules() if isinstance(one, _NormBase)]
+        named = [
+            (f"{name}.{key}".lstrip("."), b) for name, one in layers for key, b in one.named_buffers(recurse=False)
+        ]
+        return {_clean(name, self.kind.prefix): b for name, b in named if b.is_floating_point()}
 
     @property
     def device(self) -> torch.device:

@@ -106,6 +106,20 @@ class _Ledger(Head):
 
 
 @dataclass(frozen=True)
+class _Sync(Head):
+    """An average of deltas, with local steps."""
+
+    step: int  # after which it was begun
+    fragment: int
+    committed: bool
+    wire_bytes: int
+    wait_s: float
+    mean_square: NonFinite  # of the mean delta
+    drift_square: NonFinite  # of the ranks' deltas around it
+    numbers: Mapping[str, NonFinite]  # that an adaptive policy goes by
+
+
+@dataclass(frozen=True)
 class _End(Head):
     elapsed_s: float
     steps: int = 0
@@ -118,5 +132,6 @@ KINDS: Mapping[str, type[Head]] = {
     "trace": _Trace,
     "plan": _Plan,
     "ledger": _Ledger,
+    "sync": _Sync,
     "end": _End,
 }

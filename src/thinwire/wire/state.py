@@ -21,11 +21,13 @@ from thinwire.exchange import states
 from thinwire.fusion import parse_fusion
 from thinwire.fusion.prepare import prepare
 from thinwire.plan.price import DENSE
+from thinwire.sync.policy import Bound
 
-VERSION = 4  # 2: ages; 3: plan, carried; 4: roles
-READS = (3, 4)
+VERSION = 5  # 2: ages; 3: plan, carried; 4: roles; 5: sync
+READS = (3, 4, 5)
 _REMEDY = "load what wire.state_dict() has given on this rank, unchanged"
 _OF_CHANNEL = ("seed", "fusion", "tensors", "carried", "ages")  # what the channel and the ages check
+_SYNC = "sync"  # what the policy checks
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class _Head:
             raise ConfigError(f"step is {self.step}, expected at least 0")
 
 
-def save(gradients: Gradients, autopilot: Autopilot | None, chosen: str) -> dict[str, Any]:
+def save(gradients: Gradients, autopilot: Autopilot | None, policy: Bound, chosen: str) -> dict[str, Any]:
     """This rank's state.
 
     Args:
@@ -66,10 +68,13 @@ def save(gradients: Gradients, autopilot: Autopilot | None, chosen: str) -> dict
         "roles": state["roles"],
         "carried": state["carried"],
         "ages": gradients.ages.state_dict(),
+        _SYNC: policy.state_dict(),
     }
 
 
-def load(state: Mapping[str, Any], gradients: Gradients, autopilot: Autopilot | None, chosen: str) -> None:
+def load(
+    state: Mapping[str, Any], gradients: Gradients, autopilot: Autopilot | None, policy: Bound, chosen: str
+) -> None:
     """Go on exactly where ``state`` was taken.
 
     Raises:
@@ -89,17 +94,21 @@ def load(state: Mapping[str, Any], gradients: Gradients, autopilot: Autopilot | 
     values = {**state, "index": head.step, "groups": state["fusion"]}
     channel.check_state(values, compressor)
     check_ages(state["ages"], aged_elems(channel.tensors.values(), compressor))
+    policy.check_state(state.get(_SYNC))
     # Nothing below is refused any more.
     channel.load_state_dict(values, compressor)
     gradients.renew_ages()
     gradients.ages.load_state_dict(state["ages"])
     if autopilot is not None:
         autopilot.load(active)
+    policy.load_state_dict(state.get(_SYNC))
 
 
 def _read_head(state: Any, expected: Mapping[str, Any]) -> _Head:
     others = (
-        {key: value for key, value in state.items() if key not in _OF_CHANNEL} if isinstance(state, Mapping) else state
+        {key: value for key, value in state.items() if key not in (*_OF_CHANNEL, _SYNC)}
+        if isinstance(state, Mapping)
+        else state
     )
     head = from_json(_Head, others, what="checkpoint", remedy=_REMEDY, error=CheckpointError)
     if head.version not in READS:
