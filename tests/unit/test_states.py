@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire.core import CheckpointError, Compressor, State, TensorSpec, UnitSpec, make
 from thinwire.exchange import states
 from thinwire.fusion.groups import Group, Unit
+from thinwire.fusion.prepare import prepare
 
 TENSORS = [TensorSpec("a", (2, 3)), TensorSpec("b", (4,)), TensorSpec("c", ())]
 COMPRESSOR = make("ef | powersgd(rank=2)")
@@ -155,3 +156,14 @@ def test_foreign_carried_residuals_are_refused(carried: dict[str, Tensor], probl
     with pytest.raises(CheckpointError, match=problem):
         states.check(pieces, carried, TENSORS, dense)
     states.check(pieces, {"b": torch.ones(4)}, TENSORS, dense)
+
+
+def test_a_takeover_keeps_all_residuals() -> None:
+    """Formats of one and two bits keep a residual of the mean besides the rank's own."""
+    tensor = TensorSpec("w", (64, 64))
+    former, later = prepare("int2"), prepare("dense")
+    state = former.route(tensor).init(UnitSpec((tensor,)))
+    state = {key: torch.full_like(value, 1.0 + index) for index, (key, value) in enumerate(state.items())}
+    assert len(state) == 2
+    _, carried = states.convert([tensor], ({"w": state}, {}, former), later)
+    assert torch.equal(carried["w"], torch.full((64 * 64,), 3.0))

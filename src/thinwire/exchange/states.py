@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.core import CheckpointError, Compressor, State, TensorSpec, UnitSpec, residual_key
+from thinwire.core import CheckpointError, Compressor, Role, State, TensorSpec, UnitSpec, residual_key
 from thinwire.fusion.groups import Group, Unit
 
 ByName = dict[str, State]
@@ -77,8 +77,8 @@ def roles(tensors: Iterable[TensorSpec], compressor: Compressor) -> dict[str, di
 
 def residual_of(state: State, compressor: Compressor) -> Tensor | None:
     """What a compressor keeps for later steps of one tensor; None where it keeps nothing."""
-    key = residual_key(compressor.layout())
-    return None if key is None else state[key]
+    found = [state[key] for key, layout in compressor.layout().items() if layout.role is Role.RESIDUAL]
+    return sum(found[1:], found[0]) if found else None  # few-bit formats keep one for the mean, too
 
 
 def convert(
