@@ -46,7 +46,7 @@ class Attached:
         auto: bool,
     ) -> None:
         link = links[0]
-        self._engine, self._gradients, self._links = engine, gradients, links
+        self._engine, self._gradients, self._link, self._links = engine, gradients, link, links
         self._autopilot, self._policy, self._auto = autopilot, policy, auto
         self._planned_index = 0
         # With several optimizers the training step ends with the last one.
@@ -147,7 +147,7 @@ class Attached:
 
     def explain(self) -> str:
         """What is sent how, in a few lines."""
-        world_size, channel = self._links[0].world_size, self._gradients.channel
+        world_size, channel = self._link.world_size, self._gradients.channel
         ranks = f"thinwire on {world_size} rank{'s' * (world_size > 1)}"
         if self._policy.is_local:
             return "\n".join([f"{ranks}: gradients stay local", *self._policy.explain()])
