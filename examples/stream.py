@@ -31,7 +31,7 @@ def evaluate(model: nn.Module) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sync", default="stream(slices=2, bits=4)", help="a policy, see thinwire.sync.policies()")
+    parser.add_argument("--sync", default="stream(slices=2, bits=2)", help="a policy, see thinwire.sync.policies()")
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
 

@@ -37,7 +37,7 @@ CONTESTANTS: dict[str, tuple[str, str]] = {  # by label: sync and compress
     "SPARTA, 0.5 %": ("sparta(density=0.005)", "auto"),
     "SparseLoCo, h = 30": ("sparseloco(h=30)", "auto"),
 }
-QUICK = ("dense", "stream, 4 bits, 1 slice", "DiLoCo, h = 30, int4")
+QUICK = ("dense", "stream, 2 bits, 2 slices", "DiLoCo, h = 30, int4")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,15 @@ from gloo.support import Cases, Net, Rank, batch, digest, loss_of, seeded, train
 
 CASES = Cases()
 SPECS = [
-    "stream(bits=4)",
+    "stream",
+    "stream(bits=4, slices=3, delay=2)",
     "local(h=3)",
     "post_local(h=2, start=4)",
     "slowmo(h=3)",
     "adacomm(h=4, every=1)",
     "diloco(h=4)",
     "streaming_diloco(h=4, fragments=2)",
-    "sparseloco(h=3, compress='ef(decay=0.95) | topk(density=0.2)')",
+    "sparseloco(h=3, compress='ef(decay=0.95) | stk(density=0.2)')",
     "sparta(density=0.1)",
     "layerwise(h=2, stretch=2, layers=3)",
     "sapus(h=2)",

@@ -13,7 +13,7 @@ from gloo.resume_cases import hash_of
 from gloo.support import ENGINES, Case, Net, Rank, digest, seeded, train, wrap
 
 HALF, WHOLE = 5, 10
-SPECS = ("stream(bits=4)", "stream(bits=4, slices=3, delay=2, start=2)", "diloco(h=4, delay=2, compress='int4')")
+SPECS = ("stream", "stream(bits=4, slices=3, delay=2, start=2)", "diloco(h=4, delay=2, compress='int4')")
 CASES: dict[str, Case] = {}
 
 

@@ -17,8 +17,10 @@ from thinwire.sync.deltas import WEIGHT, Deltas, Landed
 
 # One or two settings each, quick enough to average several times in 13 steps. ``share``: seconds must not decide here.
 SPECS = [
-    "stream(bits=4)",
+    "stream",
+    "stream(bits=1, slices=3)",
     "stream(bits=4, slices=3, delay=2, start=2)",
+    "stream(compress='stk(density=0.1)')",
     "local(h=3)",
     "local(h=3, delay=2, compress='int4')",
     "post_local(h=2, start=3)",
@@ -96,10 +98,10 @@ def test_the_loss_falls(spec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["stream(bits=4)", "local(h=2, delay=1, compress='int4')", "local(h=3, compress='topk')"]
+    "spec", ["stream", "stream(bits=4)", "local(h=2, delay=1, compress='int4')", "local(h=3, compress='topk')"]
 )
 def test_conservation(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over each flight: mean of weight·(S - A) + residual before = mean weight · mean delta + residual after."""
+    """Over each flight: mean of weight·(S - A) + residuals before = mean weight · mean delta + residuals after."""
     settle: Callable[[Deltas], Landed] = Deltas.settle
     recorded: dict[int, list[tuple[Any, ...]]] = {}
 
@@ -135,7 +137,7 @@ def test_conservation(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for owner, mean in first[3].items():
             start, end = first[5][owner]
             old, new = (
-                sum(one[when][owner].get("residual", torch.zeros(end))[start:end] for one in (first, second)) / 2
+                sum(sum(one[when][owner].values(), torch.zeros(end))[start:end] for one in (first, second)) / 2
                 for when in (0, 2)
             )
             sent = (first[1][owner] + second[1][owner]) / 2

@@ -335,3 +335,34 @@ def test_mistakes_are_explained(arguments: dict[str, Any], answer: str) -> None:
 def test_a_policy_is_written_as_it_is_read() -> None:
     for text in ("stream(bits=4, slices=3)", "local(h=4)", "streaming_diloco(fragments=2)", "momentum_k(theta=0.5)"):
         assert parse_policy(str(parse_policy(text))) == parse_policy(text)
+
+
+def test_a_rank_that_dies_ends_the_wait_of_the_others() -> None:
+    """Also one that dies between the begin and the end of a flight."""
+    world = ThreadedWorld(2, lanes=2)
+
+    def run(rank: int) -> str:
+        with worker(world, rank, "stream(bits=4)") as one:
+            one.train(3)
+            if rank == 1:
+                world.hang_up()
+                return "gone"
+            with pytest.raises(thinwire.TransportError):
+                one.train(3)
+            return "told"
+
+    assert run_ranks(run, 2) == ["told", "gone"]
+
+
+def test_ranks_that_take_different_numbers_of_steps_are_told() -> None:
+    """A rank that passes over steps without ``idle_step`` would be averaged with other slices than its own."""
+
+    def work(one: Worker) -> None:
+        one.train(2 + one.rank)
+        if one.rank == 0:
+            with one.wire.averaged(exact=True):
+                pass
+        one.train(3)
+
+    with pytest.raises((thinwire.DesyncError, thinwire.TransportError)):
+        on_ranks(work, "stream(bits=4)")

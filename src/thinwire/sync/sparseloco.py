@@ -20,12 +20,12 @@ class SparseLoCo(Local):
     Args:
         h: local steps, as run for a model of 72 B parameters.
         outer_lr: of the outer step.
-        compress: 64 of each 4096 values are 1.56 %.
+        compress: 64 of each 4096 values are 1.56 %; ``stk`` writes their signs and one magnitude, the paper 2 bits each.
     """
 
     h: int = 30
     outer_lr: float = 0.4
-    compress: str = "ef(decay=0.95) | topk(density=0.015625)"
+    compress: str = "ef(decay=0.95) | stk(density=0.015625)"
 
     def outer(self, anchor: Tensor, mean: Tensor, memory: dict[str, Tensor], numbers: Numbers) -> Tensor:
         return anchor + self.outer_lr * mean
