@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,20 @@ def test_without_a_process_group() -> None:
 def test_wrong_arguments(single_rank_group: None, arguments: dict[str, object], answer: str) -> None:
     with pytest.raises(thinwire.ConfigError, match=answer):
         thinwire.attach(Net(), **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_dropped_model_ends_its_threads(single_rank_group: None, engine: str) -> None:
+    """Nobody has called detach(): the wire goes with its module."""
+    before = threading.active_count()
+    model = wrap(engine, seeded(Net))
+    optimizer = sgd(model)
+    wire = thinwire.attach(model, optimizer, compress="int4")
+    train(model, optimizer, 0, range(2))
+    assert threading.active_count() > before
+    del model, optimizer, wire
+    gc.collect()
+    assert threading.active_count() == before
 
 
 def test_models_that_cannot_be_attached(single_rank_group: None) -> None:

@@ -6,6 +6,7 @@ restart, and where blocks begin and what is drawn at random must not depend on t
 DDP inspects the hook's and refuses strings.
 """
 
+import weakref
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -28,7 +29,16 @@ class _Switch:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
-        self.engine: DDPEngine | None = None
+        self._engine: weakref.ref[DDPEngine] | None = None
+
+    @property
+    def engine(self) -> "DDPEngine | None":
+        """The engine at work. Its hook on the module keeps it: DDP's reducer holds this where no collector sees a cycle."""
+        return None if self._engine is None else self._engine()
+
+    @engine.setter
+    def engine(self, engine: "DDPEngine | None") -> None:
+        self._engine = None if engine is None else weakref.ref(engine)
 
     def __deepcopy__(self, memo: Any) -> "_Switch":
         """A copy of the DDP module is not attached, and process groups cannot be copied."""
