@@ -22,7 +22,7 @@ from thinwire.checkpoint import manifest as names
 from thinwire.checkpoint.auto import Tuner
 from thinwire.checkpoint.client import Client, wait_for_writers
 from thinwire.checkpoint.files import LocalFiles
-from thinwire.checkpoint.gradient_log import GradientLog
+from thinwire.checkpoint.gradient_log import NOT_YET, GradientLog
 from thinwire.checkpoint.load import load, plan_file
 from thinwire.checkpoint.points import RESIDUALS, agree
 from thinwire.checkpoint.ranks import Ranks
@@ -124,7 +124,8 @@ class Checkpointer:
         self._copy: Copy | None = None
         self._tuner: Tuner | None = None
         self._step, self._chain, self._wants_base = 0, names.START, log
-        self._closed = False
+        self._closed, self._told = False, ""
+        self._log_needs: int | None = None  # the full checkpoint without which the log leads nowhere
         self._run = self._prepare()
         self._client = Client(self._root, self._rank, log_bytes if log else 0)
         self._log = None
@@ -312,6 +313,7 @@ class Checkpointer:
             self._step = step
             if self._log is not None:
                 self._log.record(step, before, self._chain)
+                self._tell_if_broken(step)
         self._progress.set(step)
 
     def _begin_full(self, step: int, *, overlap: bool = True) -> None:
@@ -328,6 +330,7 @@ class Checkpointer:
         self._client.busy = step
         self._wants_base = False
         if self._log is not None:
+            self._log_needs = step if self._log.broken else self._log_needs
             self._log.begin(step, self._run)
         client, size = self._client, layout.total_bytes
         copy = Copy(arena, layout, tensors, now, lambda: client.send_full(job, size))
@@ -360,6 +363,7 @@ class Checkpointer:
             if error:
                 step, self._client.busy = self._client.busy, None
                 self._overlap = False
+                self._lost(step)
                 self._fail(f"the checkpoint of step {step} is dropped: {error}")
 
     def _hear(self, timeout_s: float = 0.0) -> None:
@@ -371,15 +375,27 @@ class Checkpointer:
             if self._tuner is not None:
                 self._tuner.heard(answer)
             if error and kind == "log" and self._log is not None:
-                if not self._log.broken:
-                    self._fail(f"the log ends before step {step}: {error}; it goes on with the next full checkpoint")
-                self._log.broken = error
+                self._log.broken = self._log.broken or error
+                self._tell_if_broken(step)
             elif error:
+                self._lost(step)
                 kept = "none yet" if self.last_saved is None else f"step {self.last_saved}"
                 self._fail(f"the checkpoint of step {step} was not saved: {error}; the one before stays ({kept})")
 
+    def _lost(self, step: int | None) -> None:
+        """A checkpoint was not saved. A log that was whole before it still continues the one before that."""
+        if self._log is not None and step == self._log_needs:
+            self._log.broken = self._log.broken or "the checkpoint that it continues was not saved"
+
     def _log_is_broken(self) -> bool:
         return self._log is not None and bool(self._log.broken) and self._client.busy is None
+
+    def _tell_if_broken(self, step: int) -> None:
+        """Once per reason; before the first full checkpoint there is none to tell."""
+        assert self._log is not None
+        if self._log.broken not in ("", NOT_YET, self._told):
+            self._fail(f"the log ends before step {step}: {self._log.broken}; {_NEXT}")
+        self._told = self._log.broken
 
     def _fail(self, sentence: str) -> None:
         self.failures.append(sentence)
@@ -423,6 +439,7 @@ class Checkpointer:
         return [mine.get(record.after, record) for record in records]
 
 
+_NEXT = "it goes on with the next full checkpoint"
 _SLOW = "a longer interval (every=), a faster disk, or more ranks to share the writing would help"
 
 

@@ -6,6 +6,7 @@ and which arena is in use changes only while no copy is running.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -155,13 +156,20 @@ class Client:
         self._starts += 1
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = str(Path(thinwire.__file__).parents[1])
-        arguments = [str(theirs.fileno()), str(self._directory), str(self._rank)]
+        # Taken here and passed on, so that there is no moment in which a writer exists without it. The process that trains
+        # closes its end: the lock lasts exactly as long as the writer, whatever ends either of them.
+        lock = _lock(self._directory / f"lock-rank-{self._rank:05d}")
+        passed = [fd for fd in (theirs.fileno(), lock) if fd is not None]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, root, *arguments],
-            pass_fds=(theirs.fileno(),),
+            [sys.executable, "-c", _START, root, str(theirs.fileno()), str(self._directory)],
+            pass_fds=passed,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C and a launcher's signals are for the training
         )
+        if lock is not None:
+            with suppress(OSError):
+                os.pwrite(lock, f"{self._process.pid:<20}\n".encode(), 0)
+            os.close(lock)
         theirs.close()
 
     def _make_arena(self, which: str, size: int) -> None:
@@ -181,26 +189,37 @@ class Client:
             self._channel.send(json.dumps(message).encode())
 
 
+def _lock(path: Path) -> int | None:
+    """An open file that is locked; None where that is not possible (a directory that cannot be written to any more)."""
+    try:
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return None
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
 def wait_for_writers(directory: Path, timeout_s: float) -> None:
     """Until the writers of an earlier run are gone: what they still commit must be seen, not overtaken.
 
     Raises:
         TimeoutError: one is still there; the message names its process.
     """
-    import fcntl
-
     until_s = time.monotonic() + timeout_s
     for path in sorted(directory.glob("lock-rank-*")):
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until_s:
-                        owner = path.read_text().strip() or "unknown"
-                        raise TimeoutError(f"process {owner} still writes to {directory}") from None
-                    time.sleep(0.02)
+            while not _try_lock(fd):
+                if time.monotonic() > until_s:
+                    owner = path.read_text().strip() or "unknown"
+                    raise TimeoutError(f"process {owner} still writes to it; end that run first")
+                time.sleep(0.02)
         finally:
             os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False

@@ -32,9 +32,6 @@ class Files(Protocol):
     def create(self, path: str) -> Output:
         """A new file; FileExistsError if there is one."""
 
-    def append(self, path: str, size: int) -> Output:
-        """An existing file, cut to ``size`` bytes first."""
-
     def read(self, path: str, offset: int = 0, size: int = -1) -> bytes: ...
 
     def size(self, path: str) -> int: ...
@@ -83,10 +80,6 @@ class LocalFiles:
 
     def create(self, path: str) -> LocalOutput:
         return LocalOutput(self.root / path, os.O_CREAT | os.O_EXCL)
-
-    def append(self, path: str, size: int) -> LocalOutput:
-        os.truncate(self.root / path, size)
-        return LocalOutput(self.root / path, os.O_APPEND)
 
     def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
         with (self.root / path).open("rb", buffering=0) as file:

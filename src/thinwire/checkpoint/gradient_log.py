@@ -23,6 +23,8 @@ from thinwire.core import ConfigError
 from thinwire.engine.ages import reads_ages
 from thinwire.observe.observer import Observer
 
+NOT_YET = "no full checkpoint has been made yet"
+
 
 class WireIndex(Observer):
     """Remembers how many transactions a wire has begun."""
@@ -59,10 +61,10 @@ class GradientLog:
         self._holds_gradients = holds_gradients
         self._sizes: list[int] = []  # of the blobs of this record so far
         self._file, self._records = "", 0
-        self._overlap = False  # until an optimizer was seen to leave gradients as they are
+        self._overlap, self._may_overlap = False, True  # once an optimizer was seen to leave gradients as they are
         self._encoding: threading.Thread | None = None
         self._versions: list[tuple[Tensor, int]] = []
-        self.broken = "no full checkpoint has been made yet"
+        self.broken = NOT_YET
         self.wire_index = WireIndex()
         self._handles: list[Any] = []
         for number, optimizer in enumerate(state.optimizers):
@@ -78,7 +80,9 @@ class GradientLog:
     def record(self, step: int, before: str, after: str) -> None:
         """All that happened since the last call leads to ``step``; the writer appends it."""
         if not self.broken:
-            tail = blob({**self._state.small(), "wire_index": self.wire_index.index})
+            # Settings once more: a scheduler has changed them since the step, for the next one.
+            groups = [groups_of(one, self._state.names) for one in self._state.optimizers]
+            tail = blob({**self._state.small(), "groups": groups, "wire_index": self.wire_index.index})
             end = footer([*self._sizes, tail.size])
             span = self._client.log_span(tail.size + len(end))
             if span is None:
@@ -147,8 +151,12 @@ class GradientLog:
         overlapped, self._encoding = self._encoding, None
         if overlapped is not None:
             overlapped.join()
+        if not self._versions:
+            return
+        # SGD with nesterov and foreach adds its momentum to the gradients themselves. Seen once, never overlapped again.
         untouched = all(gradient._version == version for gradient, version in self._versions)
         self._versions = []
+        self._may_overlap = self._may_overlap and untouched
+        self._overlap = self._may_overlap
         if overlapped is not None and not untouched:
             self.broken = "the optimizer has changed gradients while they were logged"
-        self._overlap = untouched

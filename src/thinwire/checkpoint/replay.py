@@ -39,6 +39,8 @@ def replay(
                 _apply(application, state)
         if tails:
             tail = _tail(files, tails[-1])
+            for groups, optimizer in zip(tail["groups"], state.optimizers, strict=True):
+                set_groups(groups, optimizer)
             state.apply_small(tail)
     return tail
 

@@ -20,7 +20,7 @@ class Damaged(ValueError):
 def seal(fields: Mapping[str, Any]) -> bytes:
     """One line of JSON whose last field is the CRC32 of the rest."""
     text = json.dumps(fields, separators=(",", ":"), sort_keys=True)
-    return f'{text[:-1]}{"," if fields else ""}"crc32":{zlib.crc32(text.encode())}}}\n'.encode()
+    return f'{text[:-1]}{"," if fields else ""}"seal":{zlib.crc32(text.encode())}}}\n'.encode()
 
 
 def unseal(data: bytes, what: str) -> dict[str, Any]:
@@ -35,9 +35,9 @@ def unseal(data: bytes, what: str) -> dict[str, Any]:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{what} is no JSON ({error})") from error
-    if not isinstance(fields, dict) or "crc32" not in fields:
+    if not isinstance(fields, dict) or "seal" not in fields:
         raise Damaged(f"{what} has no checksum")
-    got = fields.pop("crc32")
+    got = fields.pop("seal")
     # Against the bytes and not only the values: another spelling of the same values is damage too.
     if seal(fields) != data:
         raise Damaged(f"{what} does not fit its checksum {got}")

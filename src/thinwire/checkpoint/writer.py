@@ -9,7 +9,6 @@ does not hold up the log. Each job is handed to one of them through a queue; the
 
 from __future__ import annotations
 
-import fcntl
 import json
 import mmap
 import os
@@ -116,22 +115,30 @@ class Writer:
             self._queues[kind] = queue.SimpleQueue()
             threads.append(threading.Thread(target=self._work, args=(kind,), name=kind))
             threads[-1].start()
+        try:
+            self._serve()
+        finally:  # threads that wait for jobs would keep the process for ever
+            for kind, thread in zip(("full", "log"), threads, strict=True):
+                self._queues[kind].put(None)
+                thread.join()
+            self._jobs.end_log()
+
+    def _serve(self) -> None:
         while True:
-            data, fds, _, _ = socket.recv_fds(self._channel, MAX_MESSAGE_BYTES, 1)
+            try:
+                data, fds, _, _ = socket.recv_fds(self._channel, MAX_MESSAGE_BYTES, 1)
+            except ConnectionResetError:
+                continue  # the trainer has ended with answers unread; what it sent before is still to come
             message: dict[str, Any] = json.loads(data) if data else {"op": "quit"}
             if message["op"] == "quit":
                 self._orphaned_s = None if data else time.monotonic()
-                break
+                return
             if message["op"] == "arena":
                 # The trainer replaces an arena only when nothing of the old one is with us any more.
                 self._arenas[message["which"]] = mmap.mmap(fds[0], message["size"])
                 os.close(fds[0])
             else:
                 self._queues[message["op"]].put(message)
-        for kind, thread in zip(("full", "log"), threads, strict=True):
-            self._queues[kind].put(None)
-            thread.join()
-        self._jobs.end_log()
 
     def _work(self, kind: str) -> None:
         while (job := self._queues[kind].get()) is not None:
@@ -158,17 +165,13 @@ class Writer:
 
 
 def main(arguments: list[str]) -> None:
-    """``FD DIRECTORY RANK``: serve the training process at the other end of the socket."""
-    fd, directory, rank = arguments
+    """``FD DIRECTORY``: serve the training process at the other end of the socket. It has also passed on a lock."""
+    fd, directory = arguments
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(5)  # whoever trains goes first
     channel = socket.socket(fileno=int(fd))
-    lock = os.open(os.path.join(directory, f"lock-rank-{int(rank):05d}"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it ends
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()}\n".encode())
     Writer(channel, directory).run()
 
 
