@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import thinwire
 from thinwire.checkpoint.arena import Arena, Ring
 from thinwire.checkpoint.writer import MAX_MESSAGE_BYTES
 
@@ -155,7 +154,7 @@ class Client:
     def _start(self) -> None:
         self._starts += 1
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        root = str(Path(thinwire.__file__).parents[1])
+        root = str(Path(__file__).parents[2])
         # Taken here and passed on, so that there is no moment in which a writer exists without it. The process that trains
         # closes its end: the lock lasts exactly as long as the writer, whatever ends either of them.
         lock = _lock(self._directory / f"lock-rank-{self._rank:05d}")

@@ -80,7 +80,7 @@ class Copy:
 
     def start(self) -> None:
         """Copy in the background."""
-        self._thread = threading.Thread(target=self._run, name="thinwire-snapshot", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="thinwire-snapshot")
         self._thread.start()
 
     def run(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from thinwire.cli import bench, compressors, demo, doctor, lab, plan, probe, report
+from thinwire.cli import bench, checkpoint, compressors, demo, doctor, lab, plan, probe, report
 
 app = typer.Typer(
     name="thinwire",
@@ -20,3 +20,4 @@ app.command("doctor")(doctor.doctor)
 app.command("compressors")(compressors.compressors)
 app.command("bench", context_settings=bench.PASSED_ON)(bench.bench)
 app.add_typer(lab.app, name="lab")
+app.add_typer(checkpoint.app, name="checkpoint")
