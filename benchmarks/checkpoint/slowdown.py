@@ -7,6 +7,8 @@ that is busy with other things slows all of them alike. What counts is the media
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import shutil
 import statistics
 import tempfile
@@ -37,7 +39,8 @@ class Slowdown:
     steps: int
     plain_step_s: float
     median: float  # share of time added
-    worst: float
+    quartiles: tuple[float, float]
+    processor: float  # share of processor time added, child processes included
     stall_ms: float  # of a call that saves, median
     bytes: int
 
@@ -73,6 +76,13 @@ class Contestant:
             self._save(step)
         if step % self._every == 0:
             self._stalls.append(time.perf_counter() - started_s)
+
+    def warm(self, step: int) -> None:
+        """Save whatever the step."""
+        if self.name.startswith("thinwire"):
+            self._checkpoints.save(step)
+        else:
+            self._save(step)
 
     def settle(self) -> None:
         """Between blocks: whatever is still being written must not slow others down."""
@@ -114,7 +124,7 @@ def measure(name: str, *, every: int, blocks: int, steps: int, sequences: int, c
     model, optimizer = make()
     wire = thinwire.attach(model, optimizer, compress=compress) if compress else None
     folder = Path(tempfile.mkdtemp(prefix="thinwire-bench-"))
-    plain, shares, done = [], [], 0
+    plain, shares, cpu_shares, done = list[float](), list[float](), list[float](), 0
     contestant = Contestant(name, folder, every)
 
     def block(saving: bool) -> float:
@@ -130,15 +140,19 @@ def measure(name: str, *, every: int, blocks: int, steps: int, sequences: int, c
     try:
         block(False)
         for index in range(blocks + 1):
+            cpu_s = _processor_s()
             plain_s = block(False)
+            plain_cpu_s = _processor_s() - cpu_s
             with contestant.attached(model, optimizer):
-                _warm(contestant, model, optimizer, sequences, done)
-                done += every
+                _warm(contestant, model, optimizer, done)
+                cpu_s = _processor_s()
                 saving_s = block(True)
                 contestant.settle()
+                saving_cpu_s = _processor_s() - cpu_s
             if index:  # the first pair warms up
                 plain.append(plain_s)
                 shares.append(saving_s / plain_s - 1)
+                cpu_shares.append(saving_cpu_s / plain_cpu_s - 1)
         used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -146,14 +160,25 @@ def measure(name: str, *, every: int, blocks: int, steps: int, sequences: int, c
             wire.detach()
     step_s = statistics.median(plain) / steps
     assert parameters(model) >= 20_000_000
-    return Slowdown(
-        name, every, blocks, steps, step_s, statistics.median(shares), max(shares), contestant.stall_ms, used
-    )
+    low, middle, high = statistics.quantiles(shares, n=4)
+    processor = statistics.median(cpu_shares)
+    return Slowdown(name, every, blocks, steps, step_s, middle, (low, high), processor, contestant.stall_ms, used)
 
 
-def _warm(contestant: Contestant, model: Gpt, optimizer: torch.optim.Optimizer, sequences: int, done: int) -> None:
-    """One interval with a save, unmeasured: processes start, buffers are allocated, a log gets its base."""
-    for step in range(done + 1, done + contestant._every + 1):
-        train_step(model, optimizer, step, 1)
-        contestant.after_step(step)
+def _processor_s() -> float:
+    """Of this process and of the children that it has now."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    total, ticks = own.ru_utime + own.ru_stime, os.sysconf("SC_CLK_TCK")
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                total += (int(fields[11]) + int(fields[12])) / ticks
+    return total
+
+
+def _warm(contestant: Contestant, model: Gpt, optimizer: torch.optim.Optimizer, done: int) -> None:
+    """A save, unmeasured: processes start, buffers are allocated, a log gets its base. ``done`` is where steps continue."""
+    train_step(model, optimizer, done, 1)
+    contestant.warm(done)
     contestant.settle()

@@ -68,6 +68,9 @@ class ForgetfulFiles:
             raise IsADirectoryError(errno.EISDIR, "a directory", path)
         return node.data[offset:] if size < 0 else node.data[offset : offset + size]
 
+    def view(self, path: str) -> memoryview:
+        return memoryview(bytearray(self.read(path)))
+
     def size(self, path: str) -> int:
         return len(self._find(path).data)
 

@@ -23,7 +23,7 @@ from thinwire.checkpoint.auto import Tuner
 from thinwire.checkpoint.client import Client, wait_for_writers
 from thinwire.checkpoint.files import LocalFiles
 from thinwire.checkpoint.gradient_log import NOT_YET, GradientLog
-from thinwire.checkpoint.load import load, plan_file
+from thinwire.checkpoint.load import Reader, plan_file
 from thinwire.checkpoint.points import RESIDUALS, agree
 from thinwire.checkpoint.ranks import Ranks
 from thinwire.checkpoint.records import Record
@@ -217,7 +217,9 @@ class Checkpointer:
         if residuals not in ("exact", "fast"):
             raise ConfigError(f"residuals is {residuals!r}, expected 'exact' or 'fast'")
         self.wait()
-        found = agree(scan.lines(self._files, self._rank), self._ranks, step=step, exact=residuals == "exact")
+        reader = Reader()
+        lines = scan.lines(self._files, self._rank, reader.check)
+        found = agree(lines, self._ranks, step=step, exact=residuals == "exact")
         if found is None:
             if step is not None:
                 raise CheckpointError(
@@ -227,7 +229,7 @@ class Checkpointer:
                 log.error("no checkpoint in %s can be loaded by all ranks; starting from the beginning", self._root)
             return 0
         line, count = found
-        replicated, local = load(self._files, line.manifest, self._rank)
+        replicated, local = reader.load(self._files, line.manifest, self._rank)
         self._state.check(replicated, local)
         exact = self._load_wire(local.get("wire"), line, count)
         self._state.apply(replicated, local)

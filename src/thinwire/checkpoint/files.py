@@ -6,6 +6,7 @@ Only these operations exist, so what can be lost in a crash can be enumerated (`
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 from pathlib import Path
@@ -33,6 +34,9 @@ class Files(Protocol):
         """A new file; FileExistsError if there is one."""
 
     def read(self, path: str, offset: int = 0, size: int = -1) -> bytes: ...
+
+    def view(self, path: str) -> memoryview:
+        """A whole file without a copy of it. What others change in it meanwhile may be seen."""
 
     def size(self, path: str) -> int: ...
 
@@ -85,6 +89,12 @@ class LocalFiles:
         with (self.root / path).open("rb", buffering=0) as file:
             file.seek(offset)
             return file.read(size)
+
+    def view(self, path: str) -> memoryview:
+        with (self.root / path).open("rb", buffering=0) as file:
+            # A private copy on write: tensors over it may be written to, and the file never is.
+            size = os.fstat(file.fileno()).st_size
+            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b"")
 
     def size(self, path: str) -> int:
         return (self.root / path).stat().st_size

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 from thinwire.checkpoint import scan
 from thinwire.checkpoint.blobs import views
 from thinwire.checkpoint.files import LocalFiles
-from thinwire.checkpoint.load import load
+from thinwire.checkpoint.load import Reader
 from thinwire.checkpoint.sealed import Damaged
 from thinwire.checkpoint.snapshot import fill, layout_of
 from thinwire.checkpoint.state import bare
@@ -113,7 +113,7 @@ def _read(directory: StrPath, step: int | None) -> tuple[int, Any, Any]:
     files = LocalFiles(directory)
     for found in scan.fulls(files) if step is None else [step]:
         try:
-            return found, *load(files, scan.read_manifest(files, found), 0)
+            return found, *Reader().load(files, scan.read_manifest(files, found), 0)
         except Damaged as damage:
             if step is not None:
                 raise CheckpointError(f"step {step} cannot be read: {damage}") from damage

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thinwire.checkpoint import manifest as names
@@ -47,19 +46,35 @@ def plan_file(
     return layout_of(tensors, metadata), tensors
 
 
-def load(files: Files, manifest: Manifest, rank: int) -> tuple[Any, Any]:
-    """Replicated and local state. A rank that did not exist then gets rank 0's local state.
+class Reader:
+    """Reads each checkpoint once: what was verified last is what is loaded, if it is the one that ranks agree on."""
 
-    Raises:
-        Damaged: a byte is not as it was written.
-    """
+    def __init__(self) -> None:
+        self._last: tuple[Manifest, dict[str, memoryview]] | None = None
+
+    def check(self, files: Files, step: int) -> Manifest:
+        """See ``scan.verify``."""
+        self._last = None  # one at a time in memory
+        self._last = scan.open_verified(files, step)
+        return self._last[0]
+
+    def load(self, files: Files, manifest: Manifest, rank: int) -> tuple[Any, Any]:
+        """Replicated and local state. A rank that did not exist then gets rank 0's local state.
+
+        Raises:
+            Damaged: a byte is not as it was written.
+        """
+        if self._last is None or self._last[0] != manifest:
+            self.check(files, manifest.step)
+        assert self._last is not None
+        return _read(*self._last, rank)
+
+
+def _read(manifest: Manifest, found: Mapping[str, memoryview], rank: int) -> tuple[Any, Any]:
     tensors, metadata = dict[str, Tensor](), dict[str, dict[str, str]]()
     own = names.shard_name(rank if rank < manifest.world_size else 0)
-    for name, shard in manifest.files.items():
-        data = torch.empty(shard.size, dtype=torch.uint8)
-        view = data.numpy().data
-        scan.read_verified(files, manifest, name, view)
-        entries, metadata[name] = read_header(view, shard.size, name)
+    for name, view in found.items():
+        entries, metadata[name] = read_header(view, len(view), name)
         kept = {key: entry for key, entry in entries.items() if name == own or key.startswith(REPLICATED)}
         tensors |= views(view, kept)
     trees = [metadata[names.shard_name(0)].get(REPLICATED), metadata[own].get(LOCAL)]

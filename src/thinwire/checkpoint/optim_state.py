@@ -53,14 +53,21 @@ def load_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer, n
         for group in saved["groups"]
     ]
     state = {number[name]: kept for name, kept in saved["state"].items()}
+    present = {index: dict(optimizer.state.get(p, {})) for index, p in enumerate(parameters)}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     # torch casts state to the parameters' dtype; some optimizers keep fp32 beside bf16 weights. Copies: what was read goes.
     for index, kept in state.items():
         parameter = parameters[index]
         for key, value in kept.items():
             if isinstance(value, Tensor):
-                device = value.device if key == "step" else parameter.device
-                optimizer.state[parameter][key] = value.detach().to(device, copy=True)
+                optimizer.state[parameter][key] = _copied(value, present[index].get(key), parameter, key)
+
+
+def _copied(value: Tensor, present: object, parameter: Tensor, key: str) -> Tensor:
+    """A tensor of its own with the saved values: the one that is there already, if it fits."""
+    if isinstance(present, Tensor) and (present.shape, present.dtype) == (value.shape, value.dtype):
+        return present.copy_(value)
+    return value.detach().to(value.device if key == "step" else parameter.device, copy=True)
 
 
 def set_groups(saved: list[dict[str, Any]], optimizer: torch.optim.Optimizer) -> None:

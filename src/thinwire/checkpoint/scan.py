@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -16,7 +16,6 @@ from thinwire.checkpoint.records import LogFile, Record, follow, read_log
 from thinwire.checkpoint.sealed import CHUNK_BYTES, Damaged
 
 log = logging.getLogger(__name__)
-_Chunk = tuple[str, int, int, int]  # path, start, size, CRC32
 
 
 @dataclass(frozen=True)
@@ -67,23 +66,22 @@ def read_manifest(files: Files, step: int) -> Manifest:
 
 def verify(files: Files, step: int) -> Manifest:
     """The manifest of a checkpoint of which every byte is as it was written; raises Damaged otherwise."""
+    return open_verified(files, step)[0]
+
+
+def open_verified(files: Files, step: int) -> tuple[Manifest, dict[str, memoryview]]:
+    """A checkpoint's manifest and files, by name, every byte checked; raises Damaged."""
     manifest = read_manifest(files, step)
+    found = {name: _view(files, manifest, name) for name in manifest.files}
+    # zlib lets other threads run: two check, while the pages that come next are read in.
     with ThreadPoolExecutor(2, "thinwire-verify") as pool:
-        for name in manifest.files:
-            damage = [wrong for wrong in pool.map(lambda job: _wrong(files, job), _chunks(manifest, name)) if wrong]
-            _check_size(files, manifest, name)
-            if damage:
-                raise Damaged(damage[0])
-    return manifest
-
-
-def read_verified(files: Files, manifest: Manifest, name: str, into: memoryview) -> None:
-    """One file of a checkpoint, checked while it is read; raises Damaged."""
-    _check_size(files, manifest, name)
-    with ThreadPoolExecutor(2, "thinwire-read") as pool:
-        wrong = [one for one in pool.map(lambda job: _wrong(files, job, into), _chunks(manifest, name)) if one]
-    if wrong:
-        raise Damaged(wrong[0])
+        for name, view in found.items():
+            sums = pool.map(zlib.crc32, (view[at : at + CHUNK_BYTES] for at in range(0, len(view), CHUNK_BYTES)))
+            for index, (got, expected) in enumerate(zip(sums, manifest.files[name].crc32, strict=True)):
+                if got != expected:
+                    start, end = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, len(view))
+                    raise Damaged(f"{names.step_name(step)}/{name} is damaged between bytes {start} and {end}")
+    return manifest, found
 
 
 def fulls(files: Files) -> list[int]:
@@ -97,16 +95,19 @@ def logs(files: Files, rank: int) -> list[LogFile]:
     return [read_log(files, name) for name, of in found if of is not None and of[2] == rank]
 
 
-def lines(files: Files, rank: int) -> Iterator[Line]:
+def lines(files: Files, rank: int, check: Callable[[Files, int], Manifest] = verify) -> Iterator[Line]:
     """Every good checkpoint with what continues it, the newest first.
 
     Rank 0's records hold the gradients and each rank's own what differs between ranks: a point needs both.
+
+    Args:
+        check: verifies a checkpoint, and may keep what it has read.
     """
     gradients = [record for one in logs(files, 0) for record in one.records]
     own = {record.after for one in logs(files, rank) for record in one.records}
     for step in fulls(files):
         try:
-            manifest = verify(files, step)
+            manifest = check(files, step)
         except Damaged as damage:
             log.warning("%s is passed over: %s", names.step_name(step), damage)
             continue
@@ -136,31 +137,12 @@ def survey(files: Files) -> list[Finding]:
     return found
 
 
-def _chunks(manifest: Manifest, name: str) -> Iterator[_Chunk]:
-    path, shard = f"{names.step_name(manifest.step)}/{name}", manifest.files[name]
-    for index, expected in enumerate(shard.crc32):
-        start = index * CHUNK_BYTES
-        yield path, start, min(CHUNK_BYTES, shard.size - start), expected
-
-
-def _wrong(files: Files, job: _Chunk, into: memoryview | None = None) -> str:
-    path, start, size, expected = job
-    try:
-        data = files.read(path, start, size)
-    except OSError as error:
-        return f"{path} cannot be read ({error.strerror or error})"
-    if len(data) != size or zlib.crc32(data) != expected:
-        return f"{path} is damaged between bytes {start} and {start + size}"
-    if into is not None:
-        into[start : start + size] = data
-    return ""
-
-
-def _check_size(files: Files, manifest: Manifest, name: str) -> None:
+def _view(files: Files, manifest: Manifest, name: str) -> memoryview:
     path, expected = f"{names.step_name(manifest.step)}/{name}", manifest.files[name].size
     try:
-        size = files.size(path)
+        view = files.view(path)
     except OSError as error:
         raise Damaged(f"{path} cannot be read ({error.strerror or error})") from error
-    if size != expected:
-        raise Damaged(f"{path} has {size} bytes, expected {expected}")
+    if len(view) != expected:
+        raise Damaged(f"{path} has {len(view)} bytes, expected {expected}")
+    return view
