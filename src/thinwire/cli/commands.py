@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from thinwire import __version__
-from thinwire.cli import bench, compressors, demo, doctor, lab, plan, probe, report
+from thinwire.cli import bench, checkpoint, compressors, demo, doctor, lab, plan, probe, report
 from thinwire.cli.mistakes import Commands
 
 app = typer.Typer(
@@ -42,3 +42,4 @@ app.command("doctor")(doctor.doctor)
 app.command("compressors")(compressors.compressors)
 app.command("bench", context_settings=bench.PASSED_ON)(bench.bench)
 app.add_typer(lab.app, name="lab")
+app.add_typer(checkpoint.app, name="checkpoint")
