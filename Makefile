@@ -21,11 +21,15 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(NATIVE)
 demo: setup  ## train a GPT on a shaped 200 Mbit/s network: floor, dense DDP, thinwire
 	$(BIN)/thinwire demo
 
-docs: setup  ## regenerate the pages that are made from the code
-	$(BIN)/thinwire compressors --markdown > docs/compressors.md
+docs: setup  ## regenerate what is made from code and results, then build the site into site/ (broken links fail)
+	$(BIN)/thinwire compressors --markdown > docs/reference/compressors.md
+	$(BIN)/python tools/cli_page.py > docs/reference/cli.md
+	$(BIN)/python -m benchmarks.results
+	$(BIN)/python -m benchmarks.figure
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Tests in one process run two at a time; those that start ranks and labs have the machine to themselves.
-test: docs  ## run all tests (under 10 minutes on two cores)
+test: setup  ## run all tests (under 10 minutes on two cores)
 	$(BIN)/python -m pytest -n 2 tests/contract tests/docs tests/sim tests/surface tests/unit
 	$(BIN)/python -m pytest tests/gloo tests/lab
 

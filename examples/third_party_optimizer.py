@@ -1,7 +1,7 @@
-"""An optimizer that thinwire has never heard of, made aware of ages: Lion (Chen et al. 2023) in forty lines.
+"""A third-party optimizer that asks for ages: Lion (Chen et al. 2023) in forty lines.
 
 A sparsifier delivers a coordinate once in a while, as the sum of what has accumulated since. `wire_of(parameter)` finds the
-wire, `wire.received(parameter)` says what has just arrived and how many steps it stands for. Runs on one machine and on many:
+wire, `wire.received(parameter)` says what has just arrived and how many steps it stands for.
 
 torchrun --nproc-per-node 2 examples/third_party_optimizer.py
 """

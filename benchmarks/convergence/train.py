@@ -41,6 +41,9 @@ class Run:
     def key(self) -> str:
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
 
+    def __str__(self) -> str:
+        return f"{self.task}: {self.compress}, {self.optimizer}, seed {self.seed}"
+
 
 def recipe(task: Task) -> str:
     """Everything else that a result depends on; results of another recipe are not mixed with those of this one."""

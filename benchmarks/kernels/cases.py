@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import reference
+from thinwire.kernels import Coarse, reference
 
 ROW_ELEMS = 1000
 _MIN_BANK_ELEMS = 200  # positions inside a bank fit a byte
 _PAYLOADS = 4
-_INT8_BLOCK, _INT4_BLOCK = 256, 64
+_INT8_BLOCK, _INT4_BLOCK, _COARSE_BLOCK = 256, 64, 64
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,21 @@ def _int4_decode(unit: Unit) -> Contestants:
     )
 
 
+def _coarse_encode(bits: Coarse, unit: Unit) -> Contestants:
+    return (
+        lambda: kernels.coarse_encode(unit.grad, unit.residual, bits=bits, out=unit.residual),
+        lambda: reference.coarse_encode(bits, unit.grad, unit.residual, _COARSE_BLOCK, unit.residual),
+    )
+
+
+def _coarse_decode(bits: Coarse, unit: Unit) -> Contestants:
+    coded = kernels.coarse_encode(unit.grad, unit.residual, bits=bits)
+    return (
+        lambda: kernels.coarse_decode(coded.codes, coded.scales, unit.grad.numel(), bits=bits, out=unit.residual),
+        lambda: reference.coarse_decode(bits, coded.codes, coded.scales, _COARSE_BLOCK, 1.0, unit.residual, False),
+    )
+
+
 _MAKERS: dict[str, Callable[[Unit], Contestants]] = {
     "ef_threshold_pack": _threshold_pack,
     "ef_topk": _topk,
@@ -186,6 +202,10 @@ _MAKERS: dict[str, Callable[[Unit], Contestants]] = {
     "int8_decode": _int8_decode,
     "int4_encode": _int4_encode,
     "int4_decode": _int4_decode,
+    "int2_encode": partial(_coarse_encode, 2),
+    "int2_decode": partial(_coarse_decode, 2),
+    "int1_encode": partial(_coarse_encode, 1),
+    "int1_decode": partial(_coarse_decode, 1),
 }
 OPS = tuple(_MAKERS)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         register,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Attached",
     "CheckpointError",

@@ -14,7 +14,7 @@ from torch import Tensor
 from contract.menagerie import BY_NAME, MENAGERIE, Specimen
 from contract.world import Round, World, run_unit
 from thinwire import kernels
-from thinwire.core import AllGather, Compressor, Role, State, Step, UnitSpec, make, residual_key
+from thinwire.core import AllGather, Compressor, Role, State, Step, UnitSpec, make
 from thinwire.wrappers.routing import Route
 
 WORLD_SIZES = (1, 2, 3, 4)
@@ -63,9 +63,9 @@ def agreement(compressor: Compressor) -> None:
 
 def conservation(compressor: Compressor) -> None:
     """The mean over ranks of what went in minus what was kept is the mean that came out, for every tensor."""
-    key = residual_key(compressor.layout())
+    keys = [key for key, layout in compressor.layout().items() if layout.role is Role.RESIDUAL]
     for specimen, world_size, done in _rounds(compressor):
-        given, kept = (torch.stack([part(done, rank, key) for rank in range(world_size)]) for part in (_given, _kept))
+        given, kept = (torch.stack([part(done, rank, keys) for rank in range(world_size)]) for part in (_given, _kept))
         off = (given - kept).mean(dim=0) - done.results[0].mean.double()
         magnitudes = given.abs() + kept.abs()
         sizes = specimen.unit.sizes
@@ -75,15 +75,15 @@ def conservation(compressor: Compressor) -> None:
             assert worst <= bound, f"{specimen.name}, {world_size} ranks: off by {worst:g}, allowed {bound:g}"
 
 
-def _given(done: Round, rank: int, key: str | None) -> Tensor:
+def _given(done: Round, rank: int, keys: list[str]) -> Tensor:
     """What the rank had to send: its gradient (or the velocity that replaces it) and what it kept from before."""
     given = done.results[rank].state.get("velocity", done.inputs[rank]).double()
-    return given if key is None else given + done.before_copies[rank][key].double()
+    return sum((done.before_copies[rank][key].double() for key in keys), given)
 
 
-def _kept(done: Round, rank: int, key: str | None) -> Tensor:
+def _kept(done: Round, rank: int, keys: list[str]) -> Tensor:
     result = done.results[rank]
-    kept = (torch.zeros_like(result.mean) if key is None else result.state[key]).double()
+    kept = sum((result.state[key].double() for key in keys), torch.zeros_like(result.mean).double())
     return kept if result.residual is None else kept + result.residual.double()
 
 
@@ -175,7 +175,6 @@ def state_layout(compressor: Compressor) -> None:
     """``layout`` covers exactly the state, and the state of a unit is the joined state of its tensors."""
     layout = compressor.layout()
     residuals = [one for one in layout.values() if one.role is Role.RESIDUAL]
-    assert len(residuals) <= 1, "what waits is in one place"
     assert all(one.elementwise for one in residuals), "a residual is a gradient that waits"
     for specimen in MENAGERIE:
         unit = specimen.unit

@@ -1,11 +1,12 @@
-"""README and docs are executed: every Python block runs, every ``thinwire`` command line exists."""
+"""README and docs are executed: Python blocks run, ``thinwire`` command lines exist, links and anchors lead somewhere."""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,16 @@ from typing import Any
 import pytest
 import typer.main
 
-import thinwire.api  # noqa: F401  (fills the registry before a test works on a copy of it)
+import thinwire
+import thinwire.api
 from thinwire.cli.commands import app
 from thinwire.core import registry
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")) if path.exists()
-)
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+MOST_WORDS = 1500  # results may be longer, and so may what is made from code
+MOST_WORDS_OF_THE_LOG = 2000
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
 )
@@ -108,33 +111,91 @@ def test_commands_exist(where: str, words: str) -> None:
             assert option in known | {"--help"}, f"{where}: {words!r} has no option {option}; it has {sorted(known)}"
 
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+def _imported(code: str) -> Iterator[tuple[str, str]]:
+    """Module and name of everything that code imports from thinwire."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "thinwire":
+            yield from ((str(node.module), alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "thinwire")
 
 
-@pytest.mark.gloo
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_examples_run(example: Path, tmp_path: Path) -> None:
-    """On one rank, without torchrun: its own store would listen on every interface."""
-    group = f"init_method='file://{tmp_path}/store', rank=0, world_size=1"
-    start = (
-        "import runpy, sys, torch.distributed as dist;"
-        "init = dist.init_process_group;"
-        f"dist.init_process_group = lambda backend: init(backend, {group});"
-        f"sys.argv = ['{example.name}', '--steps', '3'];"
-        f"runpy.run_path({str(example)!r}, run_name='__main__')"
-    )
-    done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, timeout=100, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "loss" in done.stdout or "sent" in done.stdout
+def _sources() -> list[tuple[str, str]]:
+    """Where, and the code, of all that readers copy."""
+    python = [
+        block for page in PAGES for block in blocks(page) if block.language == "python" and "--8<--" not in block.body
+    ]
+    return [
+        *((str(block), block.body) for block in python),
+        *((path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in EXAMPLES),
+    ]
+
+
+@pytest.mark.parametrize(("where", "code"), _sources(), ids=lambda one: one if one.count("\n") == 0 else "")
+def test_docs_import_public_names_only(where: str, code: str) -> None:
+    """``thinwire``, or a package of it and a name that the package exports."""
+    for module, name in _imported(code):
+        assert module.count(".") <= 1, f"{where}: {module} is not public"
+        package = importlib.import_module(module)
+        is_package = module == "thinwire" and (Path(thinwire.__file__).parent / name).is_dir()
+        assert not name or name in package.__all__ or is_package, f"{where}: {module} does not export {name}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """Of the headings of a page, as Markdown makes them."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = (re.sub(r"[`*]", "", title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE))
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
 
 
 def test_links_between_pages_lead_somewhere() -> None:
     broken = []
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            if "://" not in target and not (page.parent / target).exists():
-                broken.append(f"{page.relative_to(ROOT)} -> {target}")
+        text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
+            other = page.parent / target if target else page
+            if "://" in target:
+                continue
+            if not other.exists() or (anchor and anchor not in _anchors(other)):
+                broken.append(f"{page.relative_to(ROOT)} -> {target}#{anchor}")
     assert not broken
+
+
+def test_make_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)`", page.read_text(encoding="utf-8"))}
+    assert named <= targets
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {"demo", "test"} <= set(re.findall(r"^make ([a-z-]+)", readme, re.MULTILINE))
+
+
+def test_benchmarks_that_pages_name_exist() -> None:
+    named = {
+        name for page in PAGES for name in re.findall(r"python -m (benchmarks[\w.]+)", page.read_text(encoding="utf-8"))
+    } - {"benchmarks.NAME", "benchmarks.step.priority"}  # a placeholder; of the log, at the commit that it names
+    missing = [name for name in named if importlib.util.find_spec(name) is None]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_pages_are_short(page: Path) -> None:
+    """Prose and tables; code and what is between the bars of a table are no words."""
+    if page.parent.name == "results" or page.name in ("cli.md", "compressors.md", "CHANGELOG.md"):
+        return
+    words = re.findall(r"[^\s|]+", _FENCE.sub("", page.read_text(encoding="utf-8")))
+    assert len(words) <= (MOST_WORDS_OF_THE_LOG if page.name == "log.md" else MOST_WORDS)
+
+
+def test_pages_that_the_source_names_exist() -> None:
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    named = {name for path in sources for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))}
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_code_map_names_every_package() -> None:
+    packages = {path.parent.name for path in Path(thinwire.__file__).parent.glob("*/__init__.py")}
+    named = re.findall(r"`thinwire\.(\w+)`", (ROOT / "docs/reference/code-map.md").read_text(encoding="utf-8"))
+    assert sorted(named) == sorted(packages)
 
 
 def test_this_module_reads_blocks() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,7 @@ def test_auto_alone_is_dense_and_says_so(single_rank_group: None, caplog: pytest
         assert wire.plan.compress == "dense"
         assert wire.stats().wire_bytes == 0
         state = wire.state_dict()
-        with pytest.raises(thinwire.CheckpointError, match="plan in the checkpoint cannot be read"):
+        with pytest.raises(thinwire.CheckpointError, match="plan in the checkpoint does not fit: plan is missing"):
             wire.load_state_dict({**state, "plan": "{}"})
     assert [record.message for record in caplog.records if "nobody to send anything to" in record.message]
 
@@ -84,11 +86,27 @@ def test_wrong_arguments(single_rank_group: None, arguments: dict[str, object], 
         thinwire.attach(Net(), **arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_dropped_model_ends_its_threads(single_rank_group: None, engine: str) -> None:
+    """Nobody has called detach(): the wire goes with its module."""
+    before = threading.active_count()
+    model = wrap(engine, seeded(Net))
+    optimizer = sgd(model)
+    wire = thinwire.attach(model, optimizer, compress="int4")
+    train(model, optimizer, 0, range(2))
+    assert threading.active_count() > before
+    del model, optimizer, wire
+    gc.collect()
+    assert threading.active_count() == before
+
+
 def test_models_that_cannot_be_attached(single_rank_group: None) -> None:
     with pytest.raises(thinwire.ConfigError, match="no parameter that requires gradients"):
         thinwire.attach(nn.Linear(2, 2).requires_grad_(False))
-    with pytest.raises(thinwire.ConfigError, match="complex64"):
-        thinwire.attach(nn.Linear(2, 2, dtype=torch.complex64))
+    with pytest.raises(thinwire.ConfigError, match=r"expected an nn\.Module"):
+        thinwire.attach(torch.ones(2))  # type: ignore[arg-type]
+    with pytest.raises(thinwire.ConfigError, match=r"expected a torch\.optim\.Optimizer"):
+        thinwire.attach(nn.Linear(2, 2), "adamw")  # type: ignore[arg-type]
 
 
 def test_a_parameter_ready_twice_is_explained(single_rank_group: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -77,6 +78,7 @@ class ThreadedTransport:
 
 def link_threads() -> list[threading.Thread]:
     """The threads of all links that have not ended; ``host | ...`` has a worker that belongs to no link."""
+    gc.collect()  # a wire that another test has dropped ends its threads then
     names = {thread: thread.name for thread in threading.enumerate()}
     return [one for one, name in names.items() if name.startswith("thinwire") and not name.startswith("thinwire-host")]
 

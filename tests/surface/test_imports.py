@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -132,3 +133,15 @@ def test_import_writes_nothing_and_starts_nothing(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+_PRIVATE = re.compile(
+    r"\b(anew|whoever|in turns(?!\])|of then|(?:stand|stands|stood) still|wish(?:es|ed)?|books?|booked|riding|on board"
+    r"|ow(?:e|es|ed)|(?<!\()quiet|course)\b"
+)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_no_private_words(source: str) -> None:
+    """The field's words: a residual is not owed, and a plan is no course (design, section 10)."""
+    assert not _PRIVATE.findall((ROOT / source).read_text(encoding="utf-8"))

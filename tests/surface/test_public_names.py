@@ -47,12 +47,15 @@ ATTACH_KEYWORDS = {
     "process_group": None,
 }
 ATTACHED = {
+    "averaged",
     "detach",
     "explain",
+    "idle_step",
     "load_state_dict",
     "metrics",
     "no_sync",
     "received",
+    "report_loss",
     "state_dict",
     "stats",
     "trace",
@@ -86,11 +89,11 @@ PACKAGES = {
         "TransportError", "UnitSpec", "Wrapper", "available", "make", "memory", "register", "residual_key",
     },
     "comm": {
-        "GLOO_LANES", "Delayed", "Faulty", "Framed", "Job", "Link", "Pending", "Rounds", "Tag", "Throttled",
-        "TorchDistTransport", "Transport", "fit_lanes", "simulate",
+        "GLOO_LANES", "Delayed", "Faulty", "Framed", "Job", "Link", "Pending", "Rounds", "Span", "Tag",
+        "Throttled", "TorchDistTransport", "Trace", "Transport", "fit_lanes", "simulate", "write_chrome_trace",
     },
     "exchange": {"Channel", "Fixed", "Membership", "Outcome", "Transaction"},
-    "observe": {"Observer", "StepReport", "WireStats"},
+    "observe": {"EventError", "EventWriter", "Observer", "StepReport", "WireStats", "read_events"},
     "sync": {"Policy", "parse_policy", "policies"},
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.kernels import Bits, reference, triton
+from thinwire.kernels import Bits, Coarse, reference, triton
 from thinwire.kernels.ages import adamw_table
 from thinwire.kernels.rows import row_bytes
 from thinwire.kernels.triton.launch import TILE_ELEMS
@@ -174,7 +174,30 @@ def test_int8_and_int4(unit: Unit, place: str, block: int) -> None:
             assert_same_bits(*outs)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@property_test(24)
+@given(
+    unit=units(),
+    place=PLACES,
+    block=st.sampled_from([16, 48, 64, 256, TILE_ELEMS + 48]),
+    bits=st.sampled_from([1, 2]),
+    accumulate=st.booleans(),
+)
+def test_coarse(unit: Unit, place: str, block: int, bits: Coarse, accumulate: bool) -> None:
+    grad, residual, _ = unit
+    results = []
+    for kernels, device in ((triton, DEVICE), (reference, "cpu")):
+        mine, rest = on(device, grad), on(device, residual)
+        assert mine is not None
+        out = {"new": None, "grad": mine, "residual": rest}[place]
+        coded = kernels.coarse_encode(bits, mine, rest, block, torch.full_like(mine, 7.0) if out is None else out)
+        decoded = torch.ones_like(grad, device=device)
+        kernels.coarse_decode(bits, coded.codes, coded.scales, block, 0.3, decoded, accumulate)
+        results.append((coded.codes, coded.scales, coded.residual, decoded, torch.tensor(coded.finite)))
+    for got, expected in zip(*results, strict=True):
+        assert_same_bits(got, expected)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_rows_of_a_message_matrix(bits: Bits) -> None:
     x = torch.randn(3 * 512, generator=torch.Generator().manual_seed(bits))
     results = []

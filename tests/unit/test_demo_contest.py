@@ -122,7 +122,7 @@ def test_a_failure_is_shown_and_fails_the_command(monkeypatch: pytest.MonkeyPatc
         (["--model", "huge"], "unknown model 'huge'"),
         (["--compress", "topq"], "unknown compressor 'topq'"),
         (["--rate", "fast"], "rate 'fast' is not a link rate"),
-        (["--steps", "0"], "steps is 0"),
+        (["--steps", "0"], "got 0, expected at least 1"),
     ],
 )
 def test_mistakes_are_found_before_anything_runs(arguments: list[str], message: str, tmp_path: Path) -> None:

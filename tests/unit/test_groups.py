@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from thinwire.core import CheckpointError, ConfigError, TensorSpec, make
+from thinwire.core.schema import to_json
 from thinwire.fusion import parse_fusion
 from thinwire.fusion.groups import (
     GroupPlan,
@@ -125,27 +126,27 @@ def test_densities_are_found_and_set_inside_wrappers() -> None:
 
 def test_plans_survive_json() -> None:
     plans = [GroupPlan(("c", "m"), dense=("m",), density=0.25, hosted=("c",)), GroupPlan(("b",))]
-    assert read_plans(json.loads(json.dumps([plan.to_json() for plan in plans])), "bcm") == plans
+    assert read_plans(json.loads(json.dumps(to_json(plans))), "bcm") == plans
 
 
 def test_plans_from_before_host_offload_are_read() -> None:
-    assert GroupPlan.from_json({"names": ["c"], "dense": [], "density": None}) == GroupPlan(("c",))
+    assert read_plans([{"names": ["c"], "dense": [], "density": None}], "c") == [GroupPlan(("c",))]
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"names": ["c"]}, "list of groups"),
-        (["c"], "names"),
-        ([{"dense": []}], "names"),
-        ([{"names": "c"}], "'names'"),
-        ([{"names": [1]}], "'names'"),
-        ([{"names": ["c"], "dense": 3}], "'dense'"),
-        ([{"names": ["c"], "dense": ["m"]}], "'dense'"),
-        ([{"names": ["c"], "hosted": [None]}], "'hosted'"),
-        ([{"names": ["c"], "density": "a lot"}], "'density'"),
-        ([{"names": ["c"], "density": float("nan")}], "'density'"),
-        ([{"names": ["c"], "density": 0}], "'density'"),
+        ({"names": ["c"]}, "fusion is .*expected a list"),
+        (["c"], r"fusion\[0\] is 'c'"),
+        ([{"dense": []}], r"fusion\[0\].names is missing"),
+        ([{"names": "c"}], r"fusion\[0\].*names"),
+        ([{"names": [1]}], r"fusion\[0\].*names"),
+        ([{"names": ["c"], "dense": 3}], r"fusion\[0\].*dense"),
+        ([{"names": ["c"], "dense": ["m"]}], r"fusion\[0\].*dense"),
+        ([{"names": ["c"], "hosted": [None]}], r"fusion\[0\].*hosted"),
+        ([{"names": ["c"], "density": "a lot"}], r"fusion\[0\].*density"),
+        ([{"names": ["c"], "density": float("nan")}], r"fusion\[0\].*density"),
+        ([{"names": ["c"], "density": 0}], r"fusion\[0\].*density"),
         ([{"names": ["c"]}, {"names": ["c"]}], "other parameters"),
         ([{"names": ["m"]}], "other parameters"),
     ],

@@ -138,6 +138,24 @@ def test_int8_and_int4(unit, place, block):
 
 
 @property_test(60)
+@given(unit=units(), place=PLACES, block=st.sampled_from([16, 48, 64, 256]), bits=st.sampled_from([1, 2]))
+def test_coarse(unit, place, block, bits):
+    grad, residual, _ = unit
+    results = []
+    for kernels in (native, reference):
+        mine, rest = grad.clone(), None if residual is None else residual.clone()
+        out = {"new": None, "grad": mine, "residual": rest}[place]
+        out = torch.empty_like(mine) if out is None else out
+        coded = kernels.coarse_encode(bits, mine, rest, block, out)
+        added, written = torch.ones_like(grad), torch.empty_like(grad)
+        kernels.coarse_decode(bits, coded.codes, coded.scales, block, 0.3, added, True)
+        kernels.coarse_decode(bits, coded.codes, coded.scales, block, 1.0, written, False)
+        results.append((coded.codes, coded.scales, coded.residual, added, written, torch.tensor(coded.finite)))
+    for got, expected in zip(*results, strict=True):
+        assert_same_bits(got, expected)
+
+
+@property_test(60)
 @given(unit=units(), place=PLACES, decay=st.sampled_from([1.0, 0.9, 0.0]), with_velocity=st.booleans())
 def test_compensate(unit, place, decay, with_velocity):
     grad, residual, _ = unit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from thinwire.kernels.native.library import LEVELS, library
 from thinwire.kernels.rows import row_bytes
 
 ONE_BY_ONE: dict[Bits, tuple[Any, Any]] = {
+    1: (partial(kernels.coarse_encode, bits=1), partial(kernels.coarse_decode, bits=1)),
+    2: (partial(kernels.coarse_encode, bits=2), partial(kernels.coarse_decode, bits=2)),
     4: (kernels.int4_encode, kernels.int4_decode),
     8: (kernels.int8_encode, kernels.int8_decode),
 }
@@ -33,7 +36,7 @@ def apart(rows: int, length: int, gap: int = 40) -> Tensor:
     return torch.full((rows, gap + length), 7, dtype=torch.uint8)[:, gap:]
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize(("rows", "numel", "block"), [(1, 64, 64), (3, 512, 256), (4, 9 * 1024, 64), (2, 8192, 8192)])
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_rows_are_messages_one_below_the_other(
@@ -64,7 +67,7 @@ def test_rows_are_messages_one_below_the_other(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    bits=st.sampled_from([4, 8]),
+    bits=st.sampled_from([1, 2, 4, 8]),
     rows=st.integers(1, 5),
     blocks=st.integers(1, 200),
     block=st.sampled_from([16, 64, 256]),

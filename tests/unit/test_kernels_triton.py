@@ -98,6 +98,9 @@ def call_everything(unit: Tensor) -> None:
     for encode, decode in ((triton.int8_encode, triton.int8_decode), (triton.int4_encode, triton.int4_decode)):
         coded = encode(unit, residual, 48, out)
         decode(coded.codes, coded.scales, 48, 0.5, out, True)
+    for bits in (1, 2):
+        coded = triton.coarse_encode(bits, unit, residual, 48, out)
+        triton.coarse_decode(bits, coded.codes, coded.scales, 48, 0.5, out, True)
     triton.segment_amax(unit, ends)
     triton.segment_moments(unit, ends)
     triton.all_finite(unit)
@@ -125,7 +128,7 @@ def test_kernels_compile_for_a_unit_of_one_element(compiled: Compiled) -> None:
 
 def every_entry_point() -> set[str]:
     """The names of the functions that are launched: those of a module that no other kernel calls."""
-    modules = ("ages", "bits", "long_topk", "measures", "quantize", "scatter", "select", "short_topk")
+    modules = ("ages", "bits", "coarse", "long_topk", "measures", "quantize", "scatter", "select", "short_topk")
     kernels = {
         name: member
         for module in modules

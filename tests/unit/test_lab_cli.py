@@ -126,7 +126,7 @@ def test_the_number_of_hosts_follows_the_rates() -> None:
         (["--rate", "fast", "--", "true"], "such as 200mbit"),
         (["--hosts", "3", "--rates", "1mbit,2mbit", "--", "true"], "got 2 rates for 3 hosts"),
         (["--rate", "1mbit", "--rates", "1mbit,2mbit", "--", "true"], "give one of them"),
-        (["--hosts", "0", "--", "true"], "got 0 hosts"),
+        (["--hosts", "0", "--", "true"], "got 0, expected 1 to 200"),
         (["--emulate", "--", "no-such-program"], "'no-such-program' was not found"),
     ],
 )

@@ -8,6 +8,7 @@ import torch
 import thinwire.api  # noqa: F401  (fills the registry)
 from thinwire.core import TensorSpec, available
 from thinwire.core.registry import compressor_class
+from thinwire.core.schema import from_json, to_json
 from thinwire.fusion import Curve
 from thinwire.plan import CodecCost, measure_codec, relative_error
 from thinwire.plan.messages import Asked
@@ -37,12 +38,16 @@ def test_every_registered_compressor_can_be_measured(spec: str) -> None:
     cost = measure_codec(spec, SMALL, repeats=1)
     assert all(seconds >= 0 for seconds in cost.stage_s(1e6, 16))
     assert 0 <= cost.relative_error < 4
-    assert CodecCost.from_json(cost.to_json()) == cost
+    assert from_json(CodecCost, to_json(cost), what="cost", remedy="") == cost
 
 
 def test_costs_of_an_earlier_release_are_read() -> None:
-    values = {"rounds": [[["all_reduce", 1.0]]], "stages": {"2": [[[1, 2]]], "8": [[[1, 3]]]}, "relative_error": 0.5}
-    cost = CodecCost.from_json(values)
+    values = {
+        "rounds": [[["all_reduce", 1.0]]],
+        "stages": {"2": [[[1, 2]]] * 2, "8": [[[1, 3]]] * 2},
+        "relative_error": 0.5,
+    }
+    cost = from_json(CodecCost, values, what="cost", remedy="")
     assert cost.rounds == ((Asked("all_reduce", 1.0),),)
     assert cost.rounds == measure_codec("dense", SMALL, repeats=1).rounds, "they are merged with those of today"
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.core import ConfigError
+from thinwire.core.schema import from_json, to_json
 from thinwire.fusion import Curve
 from thinwire.plan import Cluster, Link, Network, collective_s, fit_link, network_at, network_of_link
 
@@ -55,7 +56,7 @@ def test_a_flat_curve_has_no_link() -> None:
 @given(LINKS, WORLDS)
 def test_json_round_trip(link: Link, world_size: int) -> None:
     network = network_of_link(link, world_size, cpu={"broadcast": Curve(((1.0, 2.0),))})
-    assert Network.from_json(network.to_json()) == network
+    assert from_json(Network, to_json(network), what="network", remedy="") == network
 
 
 def test_four_ranks_on_two_cores_pay_double() -> None:

@@ -11,6 +11,7 @@ import torch
 from thinwire.comm import Pending, Tag, Throttled
 from thinwire.comm.transport import Later
 from thinwire.core import AllGather, AllReduce, AllToAll, ConfigError, Request
+from thinwire.core.schema import from_json, to_json
 from thinwire.fusion import Curve
 from thinwire.plan import Cluster, CodecCost, Network, Probe, measure_codecs, measure_network
 from thinwire.plan.collectives import KINDS
@@ -94,7 +95,7 @@ def test_what_a_shaper_lets_pass_after_a_rest_is_found() -> None:
     shaped = _Shaped(20e6, burst_s=0.06)
     network = measure_network(shaped, kinds=["all_reduce"], largest_bytes=1 << 18, repeats=3)
     assert network.burst_s == pytest.approx(0.06, rel=0.3)
-    assert Network.from_json(network.to_json()).burst_s == network.burst_s
+    assert from_json(Network, to_json(network), what="network", remedy="") == network
 
 
 def test_a_link_of_steady_rate_has_no_burst(network: Network) -> None:

@@ -155,7 +155,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(ConfigError, match="no plan"):
+    with pytest.raises(ConfigError, match="version is None, expected 1"):
         Plan.load(tmp_path / "plan.json")
 
 

@@ -171,7 +171,7 @@ def test_blocks_on_different_grids_travel_together() -> None:
         assert torch.equal(got, block - alone.residual)
 
 
-@pytest.mark.parametrize("values", ["fp16", "bf16", "int8", "int4", "fp8", "float4", "pot4", "flint4"])
+@pytest.mark.parametrize("values", ["fp16", "bf16", "int8", "int4", "int2", "int1", "fp8", "float4", "pot4", "flint4"])
 @pytest.mark.parametrize("numel", [7, 1000, 1001])
 def test_sparse_values_in_any_format_with_the_error_in_the_residual(values: str, numel: int) -> None:
     compressor = thinwire.make(f"ef | topk(density=0.1) | {values}")

@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire.core import CheckpointError, Compressor, State, TensorSpec, UnitSpec, make
 from thinwire.exchange import states
 from thinwire.fusion.groups import Group, Unit
+from thinwire.fusion.prepare import prepare
 
 TENSORS = [TensorSpec("a", (2, 3)), TensorSpec("b", (4,)), TensorSpec("c", ())]
 COMPRESSOR = make("ef | powersgd(rank=2)")
@@ -79,8 +80,8 @@ def test_at_rest_is_a_copy() -> None:
     [
         (lambda pieces: pieces.pop("a"), r"missing \['a'\]"),
         (lambda pieces: pieces.update(z={}), r"unexpected \['z'\]"),
-        (lambda pieces: pieces.update(a=[]), "state of a .* are a list, expected a dictionary"),
-        (lambda pieces: pieces["b"].pop("q"), r"state of b .* missing \['q'\]"),
+        (lambda pieces: pieces.update(a=[]), "state of a: got a list, expected a dictionary"),
+        (lambda pieces: pieces["b"].pop("q"), r"state of b: missing \['q'\]"),
         (lambda pieces: pieces["b"].update(residual=torch.zeros(5)), "residual of b has 5 elements, expected 4"),
         (lambda pieces: pieces["a"].update(residual=torch.zeros(2, 3)), "residual of a"),
         (lambda pieces: pieces["a"].update(residual=[0.0] * 6), "residual of a is a list"),
@@ -144,7 +145,7 @@ def test_what_was_carried_and_the_residual_add_up() -> None:
 @pytest.mark.parametrize(
     ("carried", "problem"),
     [
-        ({"z": torch.ones(4)}, "carries a residual for 'z'"),
+        ({"z": torch.ones(4)}, "carried: got a residual for 'z'"),
         ({"b": torch.ones(5)}, "carried for b has 5 elements, expected 4"),
         ({"b": torch.full((4,), float("nan"))}, "carried for b is not finite"),
     ],
@@ -155,3 +156,14 @@ def test_foreign_carried_residuals_are_refused(carried: dict[str, Tensor], probl
     with pytest.raises(CheckpointError, match=problem):
         states.check(pieces, carried, TENSORS, dense)
     states.check(pieces, {"b": torch.ones(4)}, TENSORS, dense)
+
+
+def test_a_takeover_keeps_all_residuals() -> None:
+    """Formats of one and two bits keep a residual of the mean besides the rank's own."""
+    tensor = TensorSpec("w", (64, 64))
+    former, later = prepare("int2"), prepare("dense")
+    state = former.route(tensor).init(UnitSpec((tensor,)))
+    state = {key: torch.full_like(value, 1.0 + index) for index, (key, value) in enumerate(state.items())}
+    assert len(state) == 2
+    _, carried = states.convert([tensor], ({"w": state}, {}, former), later)
+    assert torch.equal(carried["w"], torch.full((64 * 64,), 3.0))

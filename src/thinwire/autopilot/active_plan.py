@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from thinwire.autopilot.watch import DRIFT
-from thinwire.core import CheckpointError
+from thinwire.core import CheckpointError, ConfigError
+from thinwire.core.schema import from_json, to_json
+from thinwire.fusion.groups import GroupPlan
+from thinwire.plan.ledger import ErrorLedger
 from thinwire.plan.result import Plan
+
+_REMEDY = "load what wire.state_dict() has given, unchanged"
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class ActivePlan:
 
     Args:
         order: all parameter names, in the order in which their gradients are ready.
-        groups: as ``GroupPlan.to_json`` gives them, where the plan's fusion needs a profile; else they follow from ``order``.
+        groups: where the plan's fusion needs a profile; else they follow from ``order``.
         before_s: rank 0's part of a step before its first gradient, which does not depend on the network.
         expected_s: the step that the plan predicts, corrected by what was measured.
         dense_s: the same of dense.
@@ -33,11 +38,18 @@ class ActivePlan:
     dense_s: float
     drift: float = DRIFT
     ledger: Mapping[str, Any] | None = None
-    groups: Sequence[Mapping[str, Any]] | None = None
+    groups: tuple[GroupPlan, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.before_s >= 0 and min(self.expected_s, self.dense_s, self.drift) > 0):
+            raise ConfigError(
+                f"before_s is {self.before_s}, expected_s {self.expected_s}, dense_s {self.dense_s}, drift {self.drift}; "
+                "expected the first at least 0 and the others above"
+            )
 
     def to_text(self) -> str:
         """As JSON."""
-        return json.dumps({**asdict(self), "plan": self.plan.to_json(), "order": list(self.order)})
+        return json.dumps(to_json(self))
 
 
 def read_active_plan(text: str) -> ActivePlan:
@@ -48,8 +60,12 @@ def read_active_plan(text: str) -> ActivePlan:
     """
     try:
         values = json.loads(text)
-        return ActivePlan(**{**values, "plan": Plan.from_json(values["plan"])})
-    except (TypeError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"the plan in the checkpoint cannot be read ({error}); load what wire.state_dict() has given, unchanged"
-        ) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"the plan in the checkpoint is no JSON ({error}); {_REMEDY}") from error
+    active = from_json(ActivePlan, values, what="plan in the checkpoint", remedy=_REMEDY, error=CheckpointError)
+    if active.ledger is not None:
+        try:
+            ErrorLedger().load_json(active.ledger)
+        except ConfigError as error:
+            raise CheckpointError(f"the plan in the checkpoint does not fit: {error}") from error
+    return active

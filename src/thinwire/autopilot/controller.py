@@ -123,21 +123,20 @@ class Autopilot:
             barrier(self._link)  # ranks may share cores: the end of this step must not slow down the next
         self._clock.resume(report, time.perf_counter() - began_s)
 
-    def load(self, saved: str | None) -> None:
+    def load(self, active: ActivePlan | None) -> None:
         """Go on with a plan from a checkpoint, or measure again where there was none yet; states are not touched.
 
         Args:
-            saved: what ``saved`` gave.
+            active: what ``saved`` gave, as ``read_active_plan`` has read and checked it.
         """
         self._start()
-        if saved is not None:
-            active = read_active_plan(saved)
+        if active is not None:
             self._follow(replace(active, ledger=None), trial=False)
             if active.ledger is not None:
                 self.errors.ledger.load_json(active.ledger)
 
     def saved(self) -> str | None:
-        """What ``load`` takes, for checkpoints."""
+        """The plan in force with its ledger, for checkpoints."""
         if self.active is None:
             return None
         return replace(self.active, ledger=self.errors.ledger.to_json()).to_text()
@@ -312,7 +311,7 @@ class Autopilot:
         drift = self._watch.refitted(changed=changed)
         groups = None
         if parse_fusion(plan.fuse).needs_profile:
-            groups = [group.to_json() for group in pricer.group_plans(plan.compress, plan.fuse)]
+            groups = tuple(pricer.group_plans(plan.compress, plan.fuse))
         active = ActivePlan(plan, order, before_s, expected_s, dense_s, drift=drift, groups=groups)
         if before is None or self._verdict != "dense" or not lost(before.plan, plan):
             return active
@@ -325,7 +324,7 @@ class Autopilot:
         compress, fuse = self._settings.start if self.plan is None else (self.plan.compress, self.plan.fuse)
         plan = active.plan
         changed = (plan.compress, plan.fuse) != (compress, fuse)
-        regrouped = active.groups is not None and active.groups != [one.to_json() for one in self._channel.plan]
+        regrouped = active.groups is not None and active.groups != tuple(self._channel.plan)
         self._follow(active, trial=changed)
         if plan.compress != compress:
             self.errors.forget_compression()
@@ -339,7 +338,7 @@ class Autopilot:
     def _groups(self, active: ActivePlan) -> list[GroupPlan]:
         plan = active.plan
         if active.groups is not None:
-            return [GroupPlan.from_json(one) for one in active.groups]
+            return list(active.groups)
         ordered = [self._channel.tensors[name] for name in active.order]
         return plan_groups(parse_fusion(plan.fuse), ordered, prepare(plan.compress), self._link.world_size)
 

@@ -15,10 +15,10 @@ from thinwire.plan.probe import SAME_NETWORK
 from thinwire.plan.result import Candidate, Plan, now
 from thinwire.plan.search import Quality, candidate_of, candidate_specs
 
-# Only optimizers that know how old updates are may get a sparsifier; this one is measured in docs/optimizers.md.
+# Only optimizers that know how old updates are may get a sparsifier; this one is measured in docs/results/optimizers.md.
 FAST_SPECS = ("topk(density=0.05, score='update') | fp16",)
 _LARGEST_CORRECTION = 2.0  # beyond, noise is more likely than a fault of the model
-# Fusions that need no profile of their own: no planner that measures was faster in docs/fusion.md.
+# Fusions that need no profile of their own: no planner that measures was faster in docs/results/fusion.md.
 AUTO_FUSIONS = ("auto", "1MiB", "4MiB", "16MiB", "64MiB")
 
 

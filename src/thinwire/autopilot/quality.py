@@ -6,12 +6,11 @@ Pure functions of a ledger that is the same on every rank, so all ranks reach th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 from thinwire.plan.ledger import ErrorLedger
 from thinwire.plan.price import DENSE
 from thinwire.plan.result import Candidate, Plan
-from thinwire.plan.search import DENSE_MARGIN, OVER_THE_LIMIT, Quality, error_limit, winner_of
+from thinwire.plan.search import DENSE_MARGIN, OVER_THE_LIMIT, error_limit, winner_of
 
 MODEL = "all tensors"  # the unit under which a ledger records the whole model
 READMIT_BELOW = 0.5  # of the limit: so far under it must the error be of what was over it before
@@ -46,7 +45,7 @@ def measured(ledger: ErrorLedger, ranks: int) -> Measured | None:
 
 def requalified(plan: Plan, found: Measured) -> Plan:
     """The plan with what is allowed by now; the same object if that changes nothing."""
-    limit = error_limit(found.noise_share, cast(Quality, plan.quality))
+    limit = error_limit(found.noise_share, plan.quality)
     if limit is None:
         return plan
     measured_error = {} if found.error is None else {plan.compress: found.error}

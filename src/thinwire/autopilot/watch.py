@@ -14,7 +14,7 @@ WINDOW_STEPS = 8  # the observed step time is the median of so many
 DRIFT_STEPS = 8  # the median must be off for so many steps in a row
 SETTLE_STEPS = 2  # after a change: new buffers, cold caches
 DRIFT = 0.15
-INEXACT = 0.25  # predictions may be off by this (docs/planner-measured.md); what is by less is taken as it was measured
+INEXACT = 0.25  # predictions may be off by this (docs/results/contest.md); what is by less is taken as it was measured
 WORST_DRIFT = 0.6
 
 Verdict = Literal["fine", "dense", "measure"]

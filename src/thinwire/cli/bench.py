@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 MISSING = (
-    "thinwire bench: benchmarks are not part of the installed package; clone thinwire's repository and run "
+    "benchmarks are not part of the installed package; clone thinwire's repository and run "
     "'python -m benchmarks.{name}' there"
 )
 PASSED_ON: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
@@ -23,8 +23,11 @@ def bench(
     """Run a benchmark: `thinwire bench step --help` lists the options of one."""
     root = find_repository(Path.cwd(), Path(__file__))
     if root is None:
-        typer.echo(MISSING.format(name=name), err=True)
-        raise typer.Exit(2)
+        raise ValueError(MISSING.format(name=name))
+    known = sorted(path.parent.name for path in (root / "benchmarks").glob("*/__main__.py"))
+    file = (root / "benchmarks").joinpath(*name.split(".")).with_suffix(".py")
+    if name not in known and not (file.is_file() and all(map(str.isidentifier, name.split(".")))):
+        raise ValueError(f"there is no benchmark {name!r}; expected {', '.join(known)}, or a module in benchmarks/")
     # The path, not the working directory, leads to the benchmarks: options such as --out are relative to the caller.
     path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
     # Replaces this process, so that Ctrl-C and the exit status are the benchmark's own.

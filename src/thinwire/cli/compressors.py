@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 PREFACE = """# Compressors
 
-Made by `thinwire compressors --markdown` (`make docs`, which `make test` runs first). A wrapper stands before what it
-wraps: `momentum(mu=0.9) | topk(density=0.01)`. *Stable* means that its effect was shown here on real tasks; the others
-are as good as their tests, no more.
+`make docs` writes this page with `thinwire compressors --markdown`. A wrapper stands before what it wraps:
+`momentum(mu=0.9) | topk(density=0.01)`. *Stable* means that a study in [Results](../results/index.md) shows its effect on
+real tasks. *Experimental* means that it passes its tests, no more.
 """
 
 

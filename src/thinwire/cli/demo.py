@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +11,9 @@ import typer
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
+
+from thinwire.cli.mistakes import between, check_outputs
+from thinwire.lab.rates import MAX_HOSTS, parse_rate
 
 if TYPE_CHECKING:
     from thinwire.demo.contest import Network
@@ -24,15 +25,21 @@ STOPPED_STATUS = 130  # as a shell reports Ctrl-C
 
 def demo(
     model: Annotated[str, typer.Option(help="Size of the GPT: tiny (0.9 M), small (5 M) or medium (20 M).")] = "small",
-    hosts: Annotated[int, typer.Option(help="Number of hosts.", min=2)] = 4,
+    hosts: Annotated[int, typer.Option(help="Number of hosts.", callback=between(2, MAX_HOSTS))] = 4,
     rate: Annotated[str, typer.Option(help="Rate of every host's link, such as 200mbit.")] = "200mbit",
     compress: Annotated[
         list[str] | None, typer.Option(help="What thinwire uses; give it again for more contestants. (default: auto)")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of every contestant. (default: 45; 5 with --quick)")] = None,
-    batch: Annotated[int | None, typer.Option(help="Windows per host and step. (default: 7)")] = None,
-    seq: Annotated[int | None, typer.Option(help="Bytes per window. (default: 128)")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the weights and of the order of the data.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of every contestant. (default: 45; 24 with --quick)", callback=between(1))
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Windows per host and step. (default: 7)", callback=between(1))
+    ] = None,
+    seq: Annotated[int | None, typer.Option(help="Bytes per window. (default: 128)", callback=between(1))] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the weights and of the order of the data.", callback=between(0, 2**63 - 1))
+    ] = 0,
     out: Annotated[Path | None, typer.Option(help="Where to write. (default: runs/<time>-demo)")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: under a minute on two cores.")] = False,
     emulate: Annotated[
@@ -48,25 +55,15 @@ def demo(
 
     console = Console()
     specs = compress or ["auto"]
-    with _mistakes_as_messages(console):
-        _check_names(model, specs)
-        workload = make_workload(quick=quick, model=model, seed=seed, steps=steps, batch=batch, seq=seq)
-        network = Network(hosts=hosts, rate=rate, emulated=_must_emulate(console, emulate))
-        contestants = line_up(workload, network, specs)
-        directory = _fresh_directory(out)
+    _check_names(model, specs)
+    workload = make_workload(quick=quick, model=model, seed=seed, steps=steps, batch=batch, seq=seq)
+    directory = _fresh_directory(out)
+    parse_rate(rate)  # before it is said what the network is like
+    network = Network(hosts=hosts, rate=rate, emulated=_must_emulate(console, emulate))
+    contestants = line_up(workload, network, specs)
     _introduce(console, workload, network)
     _warn_if_busy(console)
     raise typer.Exit(_run(console, contestants, network, directory))
-
-
-@contextmanager
-def _mistakes_as_messages(console: Console) -> Iterator[None]:
-    """Show a user's mistake as one message, without a traceback."""
-    try:
-        yield
-    except ValueError as error:
-        console.print(Text(str(error), style="red"))
-        raise typer.Exit(2) from error
 
 
 def _check_names(model: str, specs: list[str]) -> None:
@@ -83,8 +80,9 @@ def _check_names(model: str, specs: list[str]) -> None:
 def _fresh_directory(asked: Path | None) -> Path:
     """Where this run writes; never among the events of another."""
     directory = asked or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-demo"
+    check_outputs({}, folders={"--out": directory})
     if directory.exists() and any(directory.iterdir()):
-        raise ValueError(f"{directory} is not empty: choose another --out, or remove it first")
+        raise ValueError(f"--out is {directory}, which is not empty; choose another, or remove it first")
     return directory
 
 

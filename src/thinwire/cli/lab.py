@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from thinwire.lab import BaseLab, EmulatedLab, Lab, LabError, LabResult, clean_leftovers, format_rate
+from thinwire.cli.mistakes import Commands, between
+from thinwire.lab import BaseLab, EmulatedLab, Lab, LabResult, clean_leftovers, format_rate
 from thinwire.lab.emulated import EMULATION_NOTICE
+from thinwire.lab.rates import MAX_HOSTS
 
-app = typer.Typer(help="A cluster on one machine: hosts in network namespaces, joined by shaped links.")
+app = typer.Typer(cls=Commands, help="A cluster on one machine: hosts in network namespaces, joined by shaped links.")
 
 _DEFAULT_HOSTS = 4
 _TIMED_OUT_STATUS = 124  # as timeout(1)
@@ -41,7 +43,10 @@ class HostPrinter:
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(help="What to run on each host, after --.", metavar="CMD...")],
-    hosts: Annotated[int | None, typer.Option(help="Number of hosts (default: 4, or as many as --rates).")] = None,
+    hosts: Annotated[
+        int | None,
+        typer.Option(help="Number of hosts (default: 4, or as many as --rates).", callback=between(1, MAX_HOSTS)),
+    ] = None,
     rate: Annotated[
         str | None, typer.Option(help="Rate of every link, such as 200mbit or 1gbit (default: unshaped).")
     ] = None,
@@ -49,7 +54,9 @@ def run(
     emulate: Annotated[
         bool, typer.Option("--emulate", help="No namespaces, no root: only thinwire's own transport is throttled.")
     ] = False,
-    timeout: Annotated[float | None, typer.Option(help="End the run after this many seconds.", min=0)] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="End the run after this many seconds.", callback=between(0.001))
+    ] = None,
 ) -> None:
     """Run CMD once per host of a small cluster, as torchrun would have started it.
 
@@ -69,8 +76,6 @@ def run(
         count = default_hosts if hosts is None else hosts
         with _sigterm_as_exit(), (EmulatedLab if emulate else Lab)(count, rate, rate_list) as lab:
             result = _run_in(lab, command, timeout, console)
-    except (LabError, ValueError) as error:
-        _fail(str(error))
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted; all hosts were ended and the network removed", style="yellow")
         raise typer.Exit(128 + signal.SIGINT) from None
@@ -82,10 +87,7 @@ def clean(
     all: Annotated[bool, typer.Option("--all", help="Also labs that are in use, with every process in them.")] = False,
 ) -> None:
     """Remove what killed labs left behind: the namespaces whose owner is dead."""
-    try:
-        removed = clean_leftovers(all=all)
-    except LabError as error:
-        _fail(str(error))
+    removed = clean_leftovers(all=all)
     console = Console(highlight=False)
     for namespace in removed:
         console.print(f"removed {namespace}")
@@ -151,8 +153,3 @@ def _sigterm_as_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
-    raise typer.Exit(2)

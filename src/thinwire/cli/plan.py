@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
+from thinwire.cli.mistakes import between, check_outputs
 from thinwire.cli.probe import cache_folder
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from thinwire.plan import Budget, Cluster, CodecCost, Link, ModelProfile, Network, Plan, Probe
+    from thinwire.plan.profiling import Loss
 
 
 def plan(
@@ -25,15 +28,22 @@ def plan(
     link: Annotated[
         str | None, typer.Option(help="Links that are not here, such as 200mbit,1ms or 10gbit,50us.")
     ] = None,
-    hosts: Annotated[int | None, typer.Option(help="Number of ranks. (default: as probed)", min=2)] = None,
+    hosts: Annotated[
+        int | None, typer.Option(help="Number of ranks. (default: as probed)", callback=between(2, 1_000_000))
+    ] = None,
     probe_file: Annotated[Path | None, typer.Option("--probe", help="A saved probe. (default: the newest)")] = None,
     backend: Annotated[str, typer.Option(help="Whose collectives the closed forms follow: gloo or nccl.")] = "gloo",
-    cores: Annotated[int | None, typer.Option(help="Cores of one machine. (default: as probed, or as here)")] = None,
+    cores: Annotated[
+        int | None,
+        typer.Option(help="Cores of one machine. (default: as probed, or as here)", callback=between(1, 1_000_000)),
+    ] = None,
     ranks_per_machine: Annotated[
-        int | None, typer.Option(help="Ranks that share them. (default: as probed, or 1)")
+        int | None, typer.Option(help="Ranks that share them. (default: as probed, or 1)", callback=between(1))
     ] = None,
     quality: Annotated[str, typer.Option(help="exact (16 bits), safe (error under the noise) or fast.")] = "safe",
-    memory: Annotated[float | None, typer.Option(help="Megabytes allowed for residuals and other state.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="Megabytes allowed for residuals and other state.", callback=between(0))
+    ] = None,
     compress: Annotated[list[str] | None, typer.Option(help="Also price this compressor; may be given again.")] = None,
     experimental: Annotated[bool, typer.Option("--experimental", help="Allow methods not yet shown to work.")] = False,
     save_profile: Annotated[Path | None, typer.Option(help="Keep the model profile.")] = None,
@@ -47,35 +57,32 @@ def plan(
     that is not here, as in "thinwire plan train:make --link 200mbit,1ms --hosts 4". Dense is a candidate and wins ties.
     """
     console = Console()
-    try:
-        wanted = _Wanted(
-            target=target,
-            profile_file=profile,
-            probe_file=probe_file,
-            link=link,
-            hosts=hosts,
-            backend=backend,
-            cores=cores,
-            ranks_per_machine=ranks_per_machine,
-            quality=quality,
-            memory_mb=memory,
-            compress=compress or [],
-            experimental=experimental,
-        )
-        made = _plan(wanted, save_profile, with_sweep=html is not None)
-    except ValueError as error:  # ConfigError is one
-        console.print(Text(str(error), style="red"))
-        raise typer.Exit(2) from error
+    wanted = _Wanted(
+        target=target,
+        profile_file=profile,
+        probe_file=probe_file,
+        link=link,
+        hosts=hosts,
+        backend=backend,
+        cores=cores,
+        ranks_per_machine=ranks_per_machine,
+        quality=quality,
+        memory_mb=memory,
+        compress=compress or [],
+        experimental=experimental,
+    )
+    given = [one for one in (profile, probe_file) if one is not None]
+    check_outputs({"--save-profile": save_profile, "--json": json_file, "--html": html}, inputs=given)
+    made = _plan(wanted, save_profile, with_sweep=html is not None)
     _hand_over(console, made, draw, json_file, html)
 
 
 def _hand_over(console: Console, made: Plan, draw: bool, json_file: Path | None, html: Path | None) -> None:
     console.print(made.explain(), markup=False, highlight=False, soft_wrap=True)
     if draw:
-        from thinwire.comm.trace import Span
         from thinwire.plan import draw as timeline
 
-        console.print(timeline([Span(**span) for span in made.spans], max(40, console.width - 10)), highlight=False)
+        console.print(timeline(made.spans, max(40, console.width - 10)), highlight=False)
     if json_file is not None:
         made.save(json_file)
     if html is not None:
@@ -110,18 +117,19 @@ class _Wanted:
 
 
 def _plan(wanted: _Wanted, save_profile: Path | None, *, with_sweep: bool) -> Plan:
-    from thinwire.plan import choose
+    from thinwire.plan import ModelProfile, choose, profile_model
     from thinwire.plan.roofs import measure_roofs
 
-    probe = _probe(wanted)
+    budget, probe = _budget(wanted), _probe(wanted)
     cluster = _cluster(wanted, probe)  # what is quick comes first: mistakes are found before anything is measured
     network = _network(wanted, probe, cluster)
+    given = _profile_or_target(wanted, cluster)
     codecs = _codecs(wanted, probe)
-    profile = _profile(wanted, list(codecs), cluster)
+    profile = given if isinstance(given, ModelProfile) else profile_model(*given, specs=list(codecs))
     if save_profile is not None:
         profile.save(save_profile)
     roofs = measure_roofs() if probe is None else probe.roofs
-    budget, facts = _budget(wanted), _facts(wanted, probe)
+    facts = _facts(wanted, probe)
     made = choose(profile, network, codecs, cluster, budget=budget, roofs=roofs, facts=facts)
     if not with_sweep:
         return made
@@ -164,18 +172,17 @@ def _codecs(wanted: _Wanted, probe: Probe | None) -> dict[str, CodecCost]:
     return {spec: known[spec] if spec in known else measure_codec(spec) for spec in dict.fromkeys(specs)}
 
 
-def _profile(wanted: _Wanted, specs: list[str], cluster: Cluster) -> ModelProfile:
+def _profile_or_target(wanted: _Wanted, cluster: Cluster) -> ModelProfile | tuple[nn.Module, Any, Loss]:
     import torch
 
-    from thinwire.plan import ModelProfile, profile_model
+    from thinwire.plan import ModelProfile
     from thinwire.plan.target import load_target
 
     if wanted.profile_file is not None:
         return ModelProfile.load(wanted.profile_file)
     assert wanted.target is not None
     torch.set_num_threads(cluster.threads)  # as training will run there
-    model, batch, loss = load_target(wanted.target)
-    return profile_model(model, batch, loss, specs=specs)
+    return load_target(wanted.target)
 
 
 def _cluster(wanted: _Wanted, probe: Probe | None) -> Cluster:

@@ -16,6 +16,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from thinwire.cli.mistakes import between, check_outputs
+from thinwire.lab.rates import MAX_HOSTS
+
 if TYPE_CHECKING:
     from thinwire.lab import BaseLab
     from thinwire.plan import Probe
@@ -27,14 +30,20 @@ _SHOWN_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
 
 def probe(
     hosts: Annotated[
-        int | None, typer.Option(help="Ranks to start here. (default: 2; under torchrun: its ranks)")
+        int | None,
+        typer.Option(
+            help="Ranks to start here. (default: 2; under torchrun: its ranks)", callback=between(2, MAX_HOSTS)
+        ),
     ] = None,
     rate: Annotated[
         str | None, typer.Option(help="Put the ranks on a lab network of this rate, such as 200mbit (needs root).")
     ] = None,
     emulate: Annotated[bool, typer.Option("--emulate", help="With --rate: throttle instead, without root.")] = False,
     largest: Annotated[
-        int, typer.Option(help="Megabytes of the largest message; the size of the model's gradients.")
+        int,
+        typer.Option(
+            help="Megabytes of the largest message; the size of the model's gradients.", callback=between(1, 65_536)
+        ),
     ] = 64,
     everything: Annotated[bool, typer.Option("--all", help="Also time experimental compressors.")] = False,
     compress: Annotated[list[str] | None, typer.Option(help="Also time this compressor; may be given again.")] = None,
@@ -46,15 +55,9 @@ def probe(
     Under torchrun it probes the ranks of that job, else processes on this machine, with --rate on a lab network. The
     result is kept for `thinwire plan`.
     """
-    from thinwire.core import ThinwireError
-    from thinwire.lab import LabError
-
     console = Console()
-    try:
-        result = _measure(console, hosts, rate, emulate, largest, _specs(everything, compress or []), out)
-    except (ThinwireError, LabError, ValueError) as error:
-        console.print(Text(str(error), style="red"))
-        raise typer.Exit(2) from error
+    check_outputs({"--out": out, "the cache": cache_folder() / "probe.json" if out is None else None})
+    result = _measure(console, hosts, rate, emulate, largest, _specs(everything, compress or []), out)
     if result is not None:
         show(console, *result)
 
@@ -89,7 +92,7 @@ def _measure(
         settings = Settings(
             out=str(Path(folder) / "probe.json"),
             specs=specs,
-            largest_bytes=max(1, largest) << 20,
+            largest_bytes=largest << 20,
             cores=os.cpu_count() or 1,
             throttle_bits_per_s=parse_rate(rate) if rate is not None and emulate else None,
             facts={"link": rate or "as it is"},

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from thinwire.cli.mistakes import check_outputs
+
 if TYPE_CHECKING:
     from thinwire.observe.runs import Contest
 
@@ -27,14 +29,11 @@ def report(
     from thinwire.observe.tensorboard import write_tensorboard
 
     console = Console()
-    try:
-        contests = load_contests(runs)
-        write_html(contests, out)
-        if tensorboard is not None:
-            write_tensorboard(contests, tensorboard)
-    except ValueError as error:
-        console.print(Text(str(error), style="red"))
-        raise typer.Exit(2) from error
+    check_outputs({"--out": out}, folders={"--tensorboard": tensorboard}, inputs=runs)
+    contests = load_contests(runs)
+    if tensorboard is not None:
+        write_tensorboard(contests, tensorboard)
+    write_html(contests, out)
     for contest in contests:
         print_contest(console, contest)
     console.print(f"Report: {out}", highlight=False, soft_wrap=True)

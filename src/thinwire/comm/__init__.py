@@ -4,6 +4,7 @@ from thinwire.comm.framing import Framed
 from thinwire.comm.link import Job, Link, Rounds
 from thinwire.comm.simulate import simulate
 from thinwire.comm.torch_dist import GLOO_LANES, TorchDistTransport
+from thinwire.comm.trace import Span, Trace, write_chrome_trace
 from thinwire.comm.transport import Pending, Tag, Transport, fit_lanes
 from thinwire.comm.wrappers import Delayed, Faulty, Throttled
 
@@ -16,10 +17,13 @@ __all__ = [
     "Link",
     "Pending",
     "Rounds",
+    "Span",
     "Tag",
     "Throttled",
     "TorchDistTransport",
+    "Trace",
     "Transport",
     "fit_lanes",
     "simulate",
+    "write_chrome_trace",
 ]

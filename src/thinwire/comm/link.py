@@ -40,7 +40,8 @@ import torch
 from thinwire.comm.framing import Framed
 from thinwire.comm.trace import Activity, Span
 from thinwire.comm.transport import Pending, Tag, Transport, fit_lanes
-from thinwire.core import ConfigError, Request, ThinwireError, memory
+from thinwire.core import AllGather, ConfigError, Request, ThinwireError, memory
+from thinwire.core.request import Partition
 
 log = logging.getLogger(__name__)
 Rounds = Generator[tuple[Request, ...], Any, Any]
@@ -117,6 +118,7 @@ class Link:
         self._live: list[Job] = []  # of the wavefront
         self._took: dict[tuple[int, int], int] = {}  # rounds by channel and group, the last time; the same on all ranks
         self._errors: list[BaseException] = []
+        self._prepared: set[Partition] = set()
         self._closed = False
         # With one lane the encode thread takes the replies too.
         replies = [(f"reply{lane}", partial(self._take_replies, lane)) for lane in range(transport.lanes)]
@@ -143,6 +145,16 @@ class Link:
                 "the open transactions of its channels first"
             )
         self._rounds, self.rounds_in_lanes = declared, in_lanes
+
+    def prepare(self, partitions: Iterable[Partition]) -> None:
+        """Let the transport make the process groups of partitions, while the training thread waits.
+
+        Made at first use, in the threads of two links, their order could differ between ranks, and ranks would hang.
+        """
+        for partition in partitions:
+            if partition not in self._prepared:
+                self._prepared.add(partition)
+                self.run(ask(AllGather(torch.zeros(1, dtype=torch.uint8, device=self.device), partition=partition)))
 
     def submit(self, job: Job) -> None:
         """Queue a job. The order of submission is the order on the wire."""
@@ -237,7 +249,7 @@ class Link:
         return [job for job in jobs if job.rounds != self._took.get((job.tag.channel, job.tag.group))]
 
     def _drive(self, job: Job) -> None:
-        """One round of a job. After a failure nothing more is sent: other ranks must not get messages out of order."""
+        """One round of a job. After a failure no round is begun: other ranks must not get messages out of order."""
         result = None
         try:
             if not self._errors:
@@ -323,6 +335,12 @@ class _Counted:
 
 
 _Queue = queue.SimpleQueue[Job | None]
+
+
+def ask(request: Request) -> Rounds:
+    """One request as an exchange of its own; returns the reply."""
+    (reply,) = yield (request,)
+    return reply
 
 
 def _label(activity: Activity) -> AbstractContextManager[Any]:

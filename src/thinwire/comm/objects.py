@@ -9,14 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.comm.link import Link, Rounds
-from thinwire.core import AllGather, AllReduce, Broadcast, Request
-
-
-def ask(request: Request) -> Rounds:
-    """One request as an exchange of its own; returns the reply."""
-    (reply,) = yield (request,)
-    return reply
+from thinwire.comm.link import Link, ask
+from thinwire.core import AllGather, AllReduce, Broadcast
 
 
 def barrier(link: Link) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.comm.transport import Later, Pending, Tag, Transport
+from thinwire.comm.transport import Pending, Tag, Transport
 from thinwire.core import AllGather, Reply, Request, TransportError
 
 
@@ -16,6 +16,23 @@ class _Around:
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
         self.rank, self.world_size, self.lanes = inner.rank, inner.world_size, inner.lanes
+
+
+@dataclass
+class _Held:
+    """A request whose reply is held back until ``arrival_s`` (of ``time.monotonic``)."""
+
+    inner: Pending
+    arrival_s: float
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.inner.sent_bytes
+
+    def wait(self) -> Reply:
+        reply = self.inner.wait()
+        time.sleep(max(0.0, self.arrival_s - time.monotonic()))
+        return reply
 
 
 class Throttled(_Around):
@@ -34,14 +51,7 @@ class Throttled(_Around):
         duration_s = 8 * request.sent_bytes(self.world_size) / self.bits_per_s
         self._free_at_s = max(self._free_at_s, time.monotonic()) + duration_s
         arrival_s = self._free_at_s + self.latency_s
-        pending = self.inner.start(request, tag)
-
-        def finish() -> Reply:
-            reply = pending.wait()
-            time.sleep(max(0.0, arrival_s - time.monotonic()))
-            return reply
-
-        return Later(finish, request.sent_bytes(self.world_size))
+        return _Held(self.inner.start(request, tag), arrival_s)
 
 
 class Delayed(_Around):
@@ -52,13 +62,7 @@ class Delayed(_Around):
         self.delay_s = delay_s
 
     def start(self, request: Request, tag: Tag) -> Pending:
-        pending = self.inner.start(request, tag)
-
-        def finish() -> Reply:
-            time.sleep(self.delay_s(tag))
-            return pending.wait()
-
-        return Later(finish, request.sent_bytes(self.world_size))
+        return _Held(self.inner.start(request, tag), time.monotonic() + self.delay_s(tag))
 
 
 class Faulty(_Around):

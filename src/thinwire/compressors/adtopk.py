@@ -61,8 +61,8 @@ class ADTopK(Sparsifier):
 
     With ``reuse``, as in the authors' code, the top-k is exact for 15 calls and from then on every τ calls; in between
     whatever exceeds the smallest magnitude it had kept is sent, and τ (5 or more) grows while that threshold stays put.
-    Off by default: that threshold is found when entries have piled up, so it lets through about a quarter less than k
-    (docs/sparsifiers.md), in messages of unknown size, and exact selection is not the bottleneck here.
+    Off by default: that threshold is found when entries have piled up, so it lets through about a quarter less than k,
+    in messages of unknown size, and exact selection is not the bottleneck here.
 
     This project's own: phases follow a call count that is the same on all ranks; a tensor whose threshold lets through more
     than 2 k is cut to its k largest; "stable" means stable on all ranks, who tell each other.

@@ -136,7 +136,11 @@ class BankTopK(Sparsifier):
 
     @classmethod
     def examples(cls) -> Sequence[Compressor]:
-        return [cls(density=0.05, values="bf16"), cls(density=0.05, mode="shared")]
+        return [
+            cls(density=0.05, values="bf16"),
+            cls(density=0.05, mode="shared"),
+            cls(density=0.1, mode="shared", values="int2"),
+        ]
 
 
 @lru_cache(maxsize=256)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.compressors.shared import shared_mask, significance
+from thinwire.compressors.shared.padding import fill_padding
 from thinwire.compressors.shared.significance import BLOCK, as_blocks, blocks_of
 from thinwire.compressors.shared.sparse import check_density
 from thinwire.compressors.shared.water_filling import layer_blocks
@@ -32,6 +33,7 @@ from thinwire.core import (
     register,
 )
 from thinwire.core.blocks import from_blocks
+from thinwire.formats import coarse
 
 _UNKNOWN = -1.0
 _MAX_AGE = 400
@@ -60,8 +62,8 @@ class MIPD(Compressor):
         density: fraction of the blocks to send (of those of the active half, with ``half``).
         score: ``significance``, ``product`` (|w·x|), ``fisher`` (root mean square of x) or ``magnitude``. The first two need
             the weights; where the driver of the exchange gives none, they are the magnitude.
-        values: how the values travel: bf16, fp32, fp16, fp8, int8, int4, or ``laplace4`` and ``laplace8``, a codebook for
-            the Laplace law (``laplace``).
+        values: how the values travel: bf16, fp32, fp16, fp8, int8, int4, int2, int1, or ``laplace4`` and ``laplace8``, a
+            codebook for the Laplace law (``laplace``). Fewer bits: more blocks for the same bytes, each less exact.
         refresh: steps between measurements of the scores, which cost as many bytes as 0.8 % of the values in bf16.
             0: as many (at most 8) as keep the scores below an eighth of the values.
         smoothing: weight of the old score, and of the old forecast. Higher: steadier choice.
@@ -159,6 +161,7 @@ class MIPD(Compressor):
         blocks = as_blocks(x, step.unit)
         mean = memory.zeros(blocks.numel(), device=x.device).view(-1, BLOCK)
         if picked.numel():
+            fill_padding(blocks.view(-1, coarse.BLOCK), step.unit.sizes, together=BLOCK // coarse.BLOCK)
             done = yield from shared_mask.averaged(blocks[picked].view(-1), self.values, step)
             mean[picked] = done.mean.view(-1, BLOCK)
             blocks[picked] = 0.0 if done.residual is None else done.residual.view(-1, BLOCK)
@@ -213,7 +216,11 @@ class MIPD(Compressor):
 
     @classmethod
     def examples(cls) -> Sequence[Compressor]:
-        return [cls(density=0.1, refresh=1), cls(density=0.2, half=True, values="laplace4")]
+        return [
+            cls(density=0.1, refresh=1),
+            cls(density=0.2, half=True, values="laplace4"),
+            cls(density=0.5, score="magnitude", values="int1"),
+        ]
 
 
 def halves(unit: UnitSpec) -> list[int]:

@@ -26,7 +26,7 @@ class TopK(Sparsifier):
         score: what is largest. ``magnitude`` of the gradient; or ``update``: magnitude times v^(-1/4), v being Adam's second
             moment, half way between the gradient and the step that Adam makes of it. That is this project's own, and needs
             ``attach(model, optimizer)`` with an optimizer of the Adam family; without one, and in the first step, it is the
-            magnitude. See docs/optimizers.md.
+            magnitude. See docs/explanation/optimizers.md.
     """
 
     scheduled = ("density",)

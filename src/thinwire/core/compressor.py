@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.payload import Payload
-from thinwire.core.request import AllGather, AllReduce, Request
+from thinwire.core.request import AllGather, AllReduce, Partition, Request
 from thinwire.core.schedule import Schedule
 from thinwire.core.spec import TensorSpec, UnitSpec
 
@@ -158,6 +158,10 @@ class Compressor(ABC):
         """In which its units are flattened: fp32, but where something wider is sent as it is."""
         return torch.float32
 
+    def partitions(self, rank: int, world_size: int) -> Sequence[Partition]:
+        """The partitions of ranks that its requests name. A link makes their process groups before the first exchange."""
+        return ()
+
     @property
     def checks_finite(self) -> bool:
         """The exchange calls ``Step.refuse``: it sees all values in a pass that it makes anyway. Else the driver checks."""
@@ -288,6 +292,9 @@ class Wrapper(Compressor):
 
     def inner_state(self, state: State) -> State:
         return {key: state[key] for key in self.inner.layout()}
+
+    def partitions(self, rank: int, world_size: int) -> Sequence[Partition]:
+        return self.inner.partitions(rank, world_size)
 
     def wire_bytes(self, unit: UnitSpec, world_size: int) -> int:
         return self.inner.wire_bytes(unit, world_size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -71,14 +72,22 @@ def make(spec: str | Compressor) -> Compressor:
     """
     if isinstance(spec, Compressor):
         return spec
+    # What is longer can be nested deeper than Python's stack, here or wherever a wrapper asks what it wraps.
+    if not isinstance(spec, str) or len(spec) > _MOST_CHARACTERS or spec.count("|") >= _MOST_STAGES:
+        limits = f"at most {_MOST_STAGES} stages and {_MOST_CHARACTERS} characters"
+        raise ConfigError(f"the compressor is {reprlib.repr(spec)}; expected text of {limits}, {_EXAMPLE}.")
     try:
         tree = ast.parse(spec.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"cannot read the compressor {spec!r}: {error}. Write {_EXAMPLE}.") from None
-    return _join([_stage(node, spec) for node in _stages(tree)], spec)
+    try:
+        return _join([_stage(node, spec) for node in _stages(tree)], spec)
+    except RecursionError:
+        raise ConfigError(f"the compressor {reprlib.repr(spec)} is nested too deeply. Write {_EXAMPLE}.") from None
 
 
 _EXAMPLE = 'something like "topk(density=0.01) | fp16"'
+_MOST_CHARACTERS, _MOST_STAGES = 1000, 32
 
 
 def _stages(node: ast.expr) -> list[ast.expr]:

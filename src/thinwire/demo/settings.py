@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
+
+from thinwire.core.schema import from_json, load_json, save_json, to_json
 
 Mode = Literal["floor", "ddp", "ddp_fp16", "ddp_powersgd", "thinwire"]
 
@@ -74,11 +75,10 @@ class Contestant:
 
     def save(self, path: Path) -> None:
         """Write the settings as JSON."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        save_json(path, to_json(self))
 
     @classmethod
     def load(cls, path: Path) -> Contestant:
         """Read what :meth:`save` wrote."""
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{**fields, "workload": Workload(**fields["workload"])})
+        remedy = "run thinwire demo again"
+        return from_json(cls, load_json(path, what="settings", remedy=remedy), what="settings", remedy=remedy)

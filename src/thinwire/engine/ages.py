@@ -10,12 +10,13 @@ import warnings
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from thinwire.core import CheckpointError, Compressor, TensorSpec, residual_key
+from thinwire.core import Compressor, TensorSpec, residual_key
+from thinwire.exchange import states
 from thinwire.kernels.ages import MAX_AGE, count_ages
 
 
@@ -48,7 +49,7 @@ class Wire(Protocol):
         """What the parameter received in the last step; None: all of it, one step old, as without a sparsifier."""
 
 
-# benchmarks/convergence: four tasks, 500 steps; the figures are in docs/optimizers.md.
+# benchmarks/convergence: four tasks, 500 steps; the figures are in docs/results/optimizers.md.
 _MEASURED_COST = (
     "at density 0.05 stock AdamW ended 5 to 10 % above dense's evaluation loss, thinwire.optim.AdamW with "
     "topk(score='update') 0 to 3 %, about 1 % after a density warm-up"
@@ -151,19 +152,11 @@ class Ages:
                 del _wires[id(parameter)]
 
 
-def check_ages(state: Mapping[str, Tensor], elems: Mapping[str, int]) -> None:
+def check_ages(state: Any, elems: Mapping[str, int]) -> None:
     """Raise CheckpointError if saved ages are not of these tensors, given by name and size."""
-    if state.keys() != elems.keys():
-        raise CheckpointError(
-            f"the ages in the checkpoint do not fit: missing {sorted(elems.keys() - state.keys())}, unexpected "
-            f"{sorted(state.keys() - elems.keys())}; load a checkpoint of the same model and compressor"
-        )
+    states.check_names("ages", state, elems)
     for name, numel in elems.items():
-        if state[name].dtype is not torch.uint8 or state[name].shape != (numel,):
-            raise CheckpointError(
-                f"the ages of {name} are {state[name].dtype} of shape {tuple(state[name].shape)}, expected "
-                f"torch.uint8 of shape {(numel,)}; load a checkpoint of the same model and compressor"
-            )
+        states.check_tensor(f"ages of {name}", state[name], numel, torch.uint8)
 
 
 def aged_elems(tensors: Iterable[TensorSpec], compressor: Compressor) -> dict[str, int]:
@@ -185,7 +178,7 @@ def warn_if_blind(optimizers: Iterable[torch.optim.Optimizer], ages: Ages) -> No
     replacement = f"thinwire.optim.{kind}" if kind in ("AdamW", "SGD") else "thinwire.optim.AdamW"
     warnings.warn(
         f"{kind} does not know how old the updates are that a sparsifier sends ({_MEASURED_COST}). Use {replacement} "
-        "instead, or compress='int4', which sends everything; see docs/optimizers.md",
+        "instead, or compress='int4', which sends everything; see docs/explanation/optimizers.md",
         stacklevel=3,
     )
 

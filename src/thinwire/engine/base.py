@@ -149,7 +149,7 @@ class ParameterSide:
         """(√v + √v̄/10)^(-1/2) with Adam's second moment v, flat; None where no optimizer has one (yet) for some tensor.
 
         Adam makes a step of g/√v out of a gradient g. Ranking by |g|/√v itself would treat pure noise like signal, ranking
-        by |g| leaves weights with small gradients waiting; half way in between trains best (docs/optimizers.md).
+        by |g| leaves weights with small gradients waiting; half way in between trains best (docs/results/optimizers.md).
         """
         moments = {}
         for name in (tensor.fqn for tensor in unit.spec.tensors):

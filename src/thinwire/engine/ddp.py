@@ -6,6 +6,7 @@ restart, and where blocks begin and what is drawn at random must not depend on t
 DDP inspects the hook's and refuses strings.
 """
 
+import weakref
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -28,7 +29,16 @@ class _Switch:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
-        self.engine: DDPEngine | None = None
+        self._engine: weakref.ref[DDPEngine] | None = None
+
+    @property
+    def engine(self) -> "DDPEngine | None":
+        """The engine at work. Its hook on the module keeps it: DDP's reducer holds this where no collector sees a cycle."""
+        return None if self._engine is None else self._engine()
+
+    @engine.setter
+    def engine(self, engine: "DDPEngine | None") -> None:
+        self._engine = None if engine is None else weakref.ref(engine)
 
     def __deepcopy__(self, memo: Any) -> "_Switch":
         """A copy of the DDP module is not attached, and process groups cannot be copied."""
@@ -53,8 +63,6 @@ def thinwire_hook(switch: _Switch, bucket: GradBucket) -> torch.futures.Future[T
 class DDPEngine:
     """Answers DDP's buckets."""
 
-    exchanging = True
-
     def __init__(self, target: Target, gradients: Gradients, *, broadcast_buffers: bool) -> None:
         module = target.module
         assert isinstance(module, DistributedDataParallel)
@@ -64,12 +72,25 @@ class DDPEngine:
         if self._switch.engine is not None:
             raise ConfigError("this DDP module already has thinwire attached; detach() that first")
         self._switch.engine = self
+        self._exchanging = True
         self._transaction: Transaction | None = None
         self._buckets: list[_Bucket] = []
         self._handle = module.register_forward_pre_hook(Hook(self._before_forward))
 
+    @property
+    def exchanging(self) -> bool:
+        return self._exchanging
+
+    @exchanging.setter
+    def exchanging(self, value: bool) -> None:
+        """Switched off in DDP too: it would send which parameters were used, and rank 0's buffers, in every step."""
+        if value is not self._exchanging:
+            self._exchanging = self._module.require_backward_grad_sync = value
+            self._module.require_forward_param_sync = value
+
     def detach(self) -> None:
         """Give the buckets back to plain averaging, which is what DDP does without a hook."""
+        self.exchanging = True
         self._switch.engine = None
         self._handle.remove()
 
@@ -89,6 +110,7 @@ class DDPEngine:
             return future
         in_backward = torch._C._current_graph_task_id() != -1
         if self._transaction is None:
+            self._target.check_unchanged()
             self._transaction = self._gradients.begin()
             if in_backward:
                 # Queued at the first bucket it runs before DDP's own callback, which is queued at the last. Errors raised
@@ -139,7 +161,6 @@ class DDPEngine:
         self._transaction, self._buckets = None, []
         if transaction is None:
             return
-        self._target.check_unchanged()
         outcome = self._gradients.finish(transaction)
         for bucket in buckets:
             result = bucket.buffer

@@ -7,6 +7,7 @@ Gradients arrive through post-accumulate hooks and go straight into a transactio
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,6 +28,16 @@ from thinwire.exchange.transaction import Outcome, Transaction
 
 log = logging.getLogger(__name__)
 _attached: WeakSet[nn.Module] = WeakSet()
+
+
+def _on_grad(engine: weakref.ref[PlainEngine], name: str, parameter: Tensor) -> None:
+    """A hook that does not keep its engine: autograd holds it where the garbage collector cannot see the cycle.
+
+    The hooks on the module keep the engine, so it lives as long as the module does.
+    """
+    found = engine()
+    if found is not None:
+        found.on_grad(name, parameter)
 
 
 class PlainEngine:
@@ -50,7 +61,7 @@ class PlainEngine:
         self._reset()
         self._refuse_stepping_hooks(own=0)
         self._handles: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(partial(self._on_grad, name))
+            parameter.register_post_accumulate_grad_hook(partial(_on_grad, weakref.ref(self), name))
             for name, parameter in self._parameters.items()
         ]
         self._handles.append(module.register_forward_pre_hook(Hook(self._before_forward)))
@@ -120,12 +131,15 @@ class PlainEngine:
             # Runs when the whole backward pass is over; DDP and FSDP rely on the same callback.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
-    def _on_grad(self, name: str, parameter: Tensor) -> None:
+    def on_grad(self, name: str, parameter: Tensor) -> None:
+        """A gradient is ready."""
         if not self._is_syncing():
-            self._accumulated.add(name)
+            if self.exchanging:
+                self._accumulated.add(name)
             return
         self._begin_backward()  # where the loss does not come from the module's own output
         if self._transaction is None:
+            self._target.check_unchanged()
             self._refuse_stepping_hooks(own=1)
             self._transaction = self._gradients.begin()
         elif name in self._transaction.added:
@@ -146,7 +160,6 @@ class PlainEngine:
         if transaction is None:
             return  # nothing to average: gradients of something else, or under no_sync
         self._accumulated = set()
-        self._target.check_unchanged()
         # What passes under no_sync have left takes part, also where this last pass did not touch it.
         for name in sorted(accumulated - transaction.added.keys()):
             gradient = self._parameters[name].grad

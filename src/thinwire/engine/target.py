@@ -5,14 +5,15 @@ Frameworks wrap modules and optimizers in their own classes. All of that is undo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.core import ConfigError, TensorSpec
@@ -67,6 +68,15 @@ class Target:
         return [TensorSpec(name, tuple(view.shape), view.dtype, view.device) for name, view in views.items()]
 
     @property
+    def statistics(self) -> dict[str, Tensor]:
+        """Means and variances that BatchNorm and its kin keep, by clean name."""
+        layers = [(name, one) for name, one in self.module.named_modules() if isinstance(one, _NormBase)]
+        named = [
+            (f"{name}.{key}".lstrip("."), b) for name, one in layers for key, b in one.named_buffers(recurse=False)
+        ]
+        return {_clean(name, self.kind.prefix): b for name, b in named if b.is_floating_point()}
+
+    @property
     def device(self) -> torch.device:
         """Where the gradients live."""
         return next(iter(self.parameters.values())).device
@@ -115,7 +125,7 @@ def resolve(module: nn.Module, optimizer: object = None) -> Target:
         raise ConfigError(f"the first argument is a {type(module).__name__}; expected an nn.Module or a DDP module")
     module = _unwrap_module(module)
     kind = next(kind for kind in KINDS if kind.accepts(module))
-    given = optimizer if isinstance(optimizer, Iterable) else () if optimizer is None else (optimizer,)
+    given = optimizer if isinstance(optimizer, list | tuple) else () if optimizer is None else (optimizer,)
     parameters = _trainable(module, kind)
     optimizers = tuple(unwrap_optimizer(one) for one in given)
     return Target(kind, module, parameters, optimizers, _sparse_names(module, parameters), _frozen_names(module, kind))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from thinwire.comm.link import Link
 from thinwire.core import CheckpointError, Compressor, ConfigError, State, TensorSpec, memory
+from thinwire.core.schema import to_json
 from thinwire.exchange import states
 from thinwire.exchange.flags import FlagLayout
 from thinwire.exchange.membership import Membership
@@ -135,7 +137,7 @@ class Channel:
             "compress": str(self.compressor),
             "index": min((one.index for one in self._open), default=self.index),
             "seed": self.seed,
-            "groups": [group.to_json() for group in self.plan],
+            "groups": to_json(self.plan),
             "tensors": states.at_rest(self.states, self._aside),
             "roles": states.roles(self.tensors.values(), self.compressor),
             "carried": {name: value.clone() for name, value in self.carried.items()},
@@ -143,15 +145,17 @@ class Channel:
 
     def check_state(self, state: Mapping[str, Any], compressor: Compressor) -> list[GroupPlan]:
         """The groups of a saved state; raises CheckpointError where any of it does not fit ``compressor``."""
-        for key, kind in (("index", int), ("seed", int), ("groups", list), ("tensors", Mapping), ("carried", Mapping)):
-            if not isinstance(state.get(key), kind) or isinstance(state[key], bool):
-                raise CheckpointError(f"the checkpoint's {key} is {state.get(key)!r:.80}, expected a {kind.__name__}")
+        for key in ("index", "seed"):
+            if type(state.get(key)) is not int:
+                raise CheckpointError(
+                    f"the checkpoint's {key} is {reprlib.repr(state.get(key))}, expected a whole number"
+                )
         if not 0 <= state["index"] < 1 << 32:  # headers have 32 bits for it
             raise CheckpointError(f"the checkpoint's index is {state['index']}, expected one from 0 to 2^32 - 1")
-        plans = read_plans(state["groups"], self.tensors)
-        if density_of(compressor) is None and any(plan.density is not None for plan in plans):
-            raise CheckpointError(f"the fusion plan in the checkpoint sets densities, and {compressor} has none")
-        states.check(state["tensors"], state["carried"], self.tensors.values(), compressor)
+        plans = read_plans(state.get("groups"), self.tensors)
+        states.check(state.get("tensors"), state.get("carried"), self.tensors.values(), compressor)
+        if density_of(compressor) is None and any(one.density is not None for one in plans):
+            raise CheckpointError(f"the fusion plan in the checkpoint sets a density, which {compressor} does not have")
         return plans
 
     def load_state_dict(self, state: Mapping[str, Any], compressor: Compressor | None = None) -> None:
@@ -171,12 +175,12 @@ class Channel:
             compressor,
             plans,
             {
-                name: {key: value.to(device[name]) for key, value in piece.items()}
+                name: {key: value.detach().to(device[name], copy=True) for key, value in piece.items()}
                 for name, piece in state["tensors"].items()
             },
         )
         self.index, self.seed = state["index"], state["seed"]
-        self.carried = {name: value.to(device[name], copy=True) for name, value in state["carried"].items()}
+        self.carried = {name: value.detach().to(device[name], copy=True) for name, value in state["carried"].items()}
 
     def add_carried(self, unit: Unit, x: Tensor) -> None:
         """Add to a unit's input what a former compressor has left."""
@@ -222,7 +226,10 @@ class Channel:
 
     def _join(self, link: Link, groups: Sequence[Group]) -> None:
         """Send over this link from now on: it knows what rounds to expect, and its ranks have places among the flags."""
-        link.declare(self.number, [unit.compressor.rounds for group in groups for unit in group.units])
+        compressors = [unit.compressor for group in groups for unit in group.units]
+        link.declare(self.number, [compressor.rounds for compressor in compressors])
+        for compressor in compressors:  # in an order that all ranks share
+            link.prepare(compressor.partitions(link.rank, link.world_size))
         self._link = link
         self.flags = FlagLayout(list(self.tensors), self.scalars, link.rank, link.world_size)
 

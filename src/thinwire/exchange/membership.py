@@ -8,8 +8,7 @@ from typing import Protocol
 
 import torch
 
-from thinwire.comm.link import Link
-from thinwire.comm.objects import ask
+from thinwire.comm.link import Link, ask
 from thinwire.core import AllGather
 from thinwire.exchange.flags import Flags
 

@@ -6,11 +6,12 @@ DDP regroups its buckets after the first step and fusion plans change, so a unit
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.core import CheckpointError, Compressor, State, TensorSpec, UnitSpec, residual_key
+from thinwire.core import CheckpointError, Compressor, Role, State, TensorSpec, UnitSpec, residual_key
 from thinwire.fusion.groups import Group, Unit
 
 ByName = dict[str, State]
@@ -76,8 +77,8 @@ def roles(tensors: Iterable[TensorSpec], compressor: Compressor) -> dict[str, di
 
 def residual_of(state: State, compressor: Compressor) -> Tensor | None:
     """What a compressor keeps for later steps of one tensor; None where it keeps nothing."""
-    key = residual_key(compressor.layout())
-    return None if key is None else state[key]
+    found = [state[key] for key, layout in compressor.layout().items() if layout.role is Role.RESIDUAL]
+    return sum(found[1:], found[0]) if found else None  # few-bit formats keep one for the mean, too
 
 
 def convert(
@@ -109,29 +110,31 @@ def convert(
     return new, still_carried
 
 
-def check(
-    pieces: Mapping[str, State], carried: Mapping[str, Tensor], tensors: Iterable[TensorSpec], compressor: Compressor
-) -> None:
+def check(pieces: Any, carried: Any, tensors: Iterable[TensorSpec], compressor: Compressor) -> None:
     """Raise CheckpointError unless these states, from a checkpoint, belong to these tensors and this compressor."""
     specs = {tensor.fqn: tensor for tensor in tensors}
-    _check_names("parameters", pieces, specs)
+    check_names("tensors", pieces, specs)
+    if not isinstance(carried, Mapping):
+        raise CheckpointError(
+            f"carried: got a {type(carried).__name__}, expected a dictionary; load an unchanged checkpoint"
+        )
     for name, tensor in specs.items():
         layout = compressor.route(tensor).layout()
         fresh = compressor.route(tensor).init(UnitSpec((tensor,)))
-        _check_names(f"state of {name}", pieces[name], layout)
+        check_names(f"state of {name}", pieces[name], layout)
         for key, value in pieces[name].items():
-            _check_tensor(f"{key} of {name}", value, layout[key].numel(tensor), fresh[key].dtype)
+            check_tensor(f"{key} of {name}", value, layout[key].numel(tensor), fresh[key].dtype)
     for name, value in carried.items():
         if name not in specs:
             raise CheckpointError(
-                f"the checkpoint carries a residual for {name!r}, which this model does not have; load a checkpoint of "
-                "the same model"
+                f"carried: got a residual for {name!r}, which this model does not have; load a checkpoint of the same model"
             )
-        _check_tensor(f"what is carried for {name}", value, specs[name].numel, torch.float32)
+        check_tensor(f"what is carried for {name}", value, specs[name].numel, torch.float32)
 
 
-def _check_tensor(what: str, value: object, numel: int, dtype: torch.dtype) -> None:
-    if not isinstance(value, Tensor):
+def check_tensor(what: str, value: object, numel: int, dtype: torch.dtype) -> None:
+    """Raise CheckpointError unless a saved value is a flat tensor of this size and dtype, with finite numbers."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta:
         raise CheckpointError(f"{what} is a {type(value).__name__}, expected a tensor; load an unchanged checkpoint")
     if value.shape != (numel,):
         raise CheckpointError(
@@ -144,14 +147,16 @@ def _check_tensor(what: str, value: object, numel: int, dtype: torch.dtype) -> N
         raise CheckpointError(f"{what} is not finite; it would turn weights into NaN: load an older checkpoint")
 
 
-def _check_names(what: str, got: object, expected: Mapping[str, object]) -> None:
+def check_names(what: str, got: object, expected: Mapping[str, object]) -> None:
+    """Raise CheckpointError unless a saved dictionary has these keys."""
     if not isinstance(got, Mapping):
-        raise CheckpointError(f"the {what} in the checkpoint are a {type(got).__name__}, expected a dictionary")
+        raise CheckpointError(
+            f"{what}: got a {type(got).__name__}, expected a dictionary; load an unchanged checkpoint"
+        )
     if got.keys() != expected.keys():
         missing, unexpected = (
             sorted(map(str, one)) for one in (expected.keys() - got.keys(), got.keys() - expected.keys())
         )
         raise CheckpointError(
-            f"the {what} in the checkpoint do not fit: missing {missing}, unexpected {unexpected}; load a checkpoint of "
-            "the same model and compressor"
+            f"{what}: missing {missing}, unexpected {unexpected}; load a checkpoint of the same model and compressor"
         )

@@ -1,7 +1,7 @@
 """Wire formats as data: how many bits a value takes, which values share a scale, how to encode and decode.
 
-None of the scaled formats overflows: the scale of a block is derived from its own largest magnitude, travels beside the
-codes, and sums are formed in fp32 after decoding. ``thinwire.formats.reference`` has the slow twin of every format.
+None of the scaled formats overflows: the scale of a block is derived from its own magnitudes, travels beside the codes, and
+sums are formed in fp32 after decoding. ``thinwire.formats.reference`` has the slow twin of every format.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from thinwire.core.errors import ConfigError
-from thinwire.formats import floats, fp8, grids, integers
+from thinwire.formats import coarse, floats, fp8, grids, integers
 from thinwire.formats.types import Decode, Encode, Encoded
-from thinwire.kernels import Bits
+from thinwire.kernels import Bits, Coarse
 
 
 class Width(NamedTuple):
@@ -101,6 +101,13 @@ def _grid4(name: str) -> WireFormat:
     return WireFormat(name, Width(4), grids.BLOCK, torch.bfloat16, encode, decode, bound, stochastic=True)
 
 
+def _coarse(name: str, bits: Coarse) -> WireFormat:
+    encode, decode = coarse.coder(bits)
+    # A block of one value and zeros: the mean is 1/64 of the value, which is cut to the outermost level.
+    bound = 1 - (1.0 if bits == 1 else 1.5 * 1.25) * (1 - 2**-8) / coarse.BLOCK
+    return WireFormat(name, Width(bits), coarse.BLOCK, torch.bfloat16, encode, decode, bound, by_rows=bits)
+
+
 FORMATS: dict[str, WireFormat] = {
     f.name: f
     for f in (
@@ -142,5 +149,7 @@ FORMATS: dict[str, WireFormat] = {
         _grid4("float4"),
         _grid4("pot4"),
         _grid4("flint4"),
+        _coarse("int2", 2),
+        _coarse("int1", 1),
     )
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -69,14 +69,14 @@ class Curve:
                 blocks[-2:] = [_pool(blocks[-2], blocks[-1])]
         return cls(tuple((size, seconds) for size, seconds, _ in blocks))
 
-    def to_json(self) -> list[list[float]]:
-        """Plain lists, for messages and checkpoints."""
-        return [[size, seconds] for size, seconds in self.points]
+    def to_plain(self) -> tuple[tuple[float, float], ...]:
+        """The points alone, for JSON."""
+        return self.points
 
     @classmethod
-    def from_json(cls, points: Sequence[Sequence[float]]) -> Curve:
-        """The curve that ``to_json`` described."""
-        return cls(tuple((float(size), float(seconds)) for size, seconds in points))
+    def from_plain(cls, points: tuple[tuple[float, float], ...]) -> Curve:
+        """What ``to_plain`` gave."""
+        return cls(points)
 
 
 def _pool(left: tuple[float, float, int], right: tuple[float, float, int]) -> tuple[float, float, int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from thinwire.compressors.dense import Dense
 from thinwire.core import CheckpointError, Compressor, ConfigError, TensorSpec, UnitSpec, Wrapper
+from thinwire.core.schema import from_json
 from thinwire.fusion.prepare import units_of, wire_share
 
 Groups = list[tuple[TensorSpec, ...]]
@@ -53,39 +54,18 @@ class GroupPlan:
     density: float | None = None
     hosted: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        lists = {"names": self.names, "dense": self.dense, "hosted": self.hosted}
-        return {**{key: list(names) for key, names in lists.items()}, "density": self.density}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> GroupPlan:
-        """What ``to_json`` described.
-
-        Raises:
-            CheckpointError: a field is missing or has another shape.
-        """
-        if not isinstance(values, Mapping) or "names" not in values:
-            raise CheckpointError(f"a group of the fusion plan is {values!r}; expected a mapping with 'names'")
-        # Plans of checkpoints from before host offload have no such entry.
-        names, dense, hosted = (_names_field(values, key) for key in ("names", "dense", "hosted"))
-        density = values.get("density")
+    def __post_init__(self) -> None:
         # Written so that NaN fails too.
-        if density is not None and not (isinstance(density, int | float) and 0 < density <= 1):
-            raise CheckpointError(
-                f"'density' of a group of the fusion plan is {density!r}; expected one in (0, 1] or null"
-            )
-        for key, part in (("dense", dense), ("hosted", hosted)):
-            if not set(part) <= set(names):
-                raise CheckpointError(f"{key!r} of a group of the fusion plan names {part}, not all among its {names}")
-        return cls(names, dense, density, hosted)
+        if self.density is not None and not 0 < self.density <= 1:
+            raise ConfigError(f"density is {self.density}; expected one in (0, 1], or none")
+        for key, part in (("dense", self.dense), ("hosted", self.hosted)):
+            if not set(part) <= set(self.names):
+                raise ConfigError(f"{key} names {part}; expected some of the group's own {self.names}")
 
 
-def _names_field(values: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    names = values.get(key, ())
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{key!r} of a group of the fusion plan is {names!r}; expected a list of parameter names")
-    return tuple(names)
+@dataclass(frozen=True)
+class _Fusion:
+    fusion: tuple[GroupPlan, ...]
 
 
 def read_plans(values: Any, tensors: Iterable[str]) -> list[GroupPlan]:
@@ -94,9 +74,10 @@ def read_plans(values: Any, tensors: Iterable[str]) -> list[GroupPlan]:
     Raises:
         CheckpointError: it is of another model, or no plan.
     """
-    if not isinstance(values, list | tuple):
-        raise CheckpointError(f"the fusion plan in the checkpoint is {values!r}; expected a list of groups")
-    plans = [GroupPlan.from_json(one) for one in values]
+    remedy = "load what state_dict() has given, unchanged"
+    plans = list(
+        from_json(_Fusion, {"fusion": values}, what="fusion plan", remedy=remedy, error=CheckpointError).fusion
+    )
     if sorted(name for one in plans for name in one.names) != sorted(tensors):
         raise CheckpointError("the fusion plan in the checkpoint names other parameters than this model has")
     return plans

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from thinwire.core import ConfigError, TensorSpec
+from thinwire.core.schema import from_json, load_json, save_json, to_json
 
-VERSION = 1
+_REMEDY = "make it again with thinwire plan --save-profile"
 WARMUP_STEPS = 2  # that no profile counts: they pay for connections, caches, allocations and DDP's new buckets
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A tensor profile as JSON has it."""
+
+    fqn: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    ready_s: float
 
 
 @dataclass(frozen=True)
@@ -24,6 +35,26 @@ class TensorProfile:
 
     tensor: TensorSpec
     ready_s: float  # after the start of backward
+
+    def to_plain(self) -> _Plain:
+        """For JSON."""
+        dtype = str(self.tensor.dtype).removeprefix("torch.")
+        tensor = self.tensor
+        return _Plain(tensor.fqn, tensor.shape, dtype, str(tensor.device), self.ready_s)
+
+    @classmethod
+    def from_plain(cls, values: _Plain) -> TensorProfile:
+        """What ``to_plain`` gave."""
+        dtype = getattr(torch, values.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ConfigError(f"dtype is {values.dtype!r}, which this torch does not know")
+        try:
+            device = torch.device(values.device)
+        except RuntimeError as error:
+            raise ConfigError(f"device is {values.device!r}, which this torch does not know") from error
+        if any(size < 0 for size in values.shape):
+            raise ConfigError(f"shape is {values.shape}, expected no negative size")
+        return cls(TensorSpec(values.fqn, values.shape, dtype, device), values.ready_s)
 
 
 @dataclass(frozen=True)
@@ -55,6 +86,8 @@ class ModelProfile:
         ConfigError: ready times that are negative or go back.
     """
 
+    VERSION: ClassVar[int] = 1
+
     tensors: tuple[TensorProfile, ...]
     backward_s: float
     forward_s: float = 0.0
@@ -69,6 +102,13 @@ class ModelProfile:
     def __post_init__(self) -> None:
         if any(not left <= right for left, right in pairwise([0.0, *self.ready_s])):
             raise ConfigError("ready times must not be negative and must not go back; sort the tensors by ready_s")
+        for name in ("forward_s", "backward_s", "optimizer_s", "flops", "memory_bytes"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least 0")
+        if not (self.slowdown > 0 and self.batch >= 1):
+            raise ConfigError(
+                f"slowdown is {self.slowdown} and batch {self.batch}; expected more than 0 and at least 1"
+            )
 
     @classmethod
     def in_ready_order(cls, ready_s: Mapping[TensorSpec, float], **measured: Any) -> ModelProfile:
@@ -137,14 +177,8 @@ class ModelProfile:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with a version."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {
-            "version": VERSION,
-            **plain,
-            "tensors": [_tensor_to_json(one) for one in self.tensors],
-            "noise": {name: asdict(one) for name, one in self.noise.items()},
-            "errors": {spec: dict(by_name) for spec, by_name in self.errors.items()},
-        }
+        plain: dict[str, Any] = to_json(self)
+        return plain
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ModelProfile:
@@ -153,45 +187,13 @@ class ModelProfile:
         Raises:
             ConfigError: written by another version, or no profile at all.
         """
-        if values.get("version") != VERSION or "forward_s" not in values:
-            raise ConfigError(
-                f"this is no model profile of version {VERSION} (it says {values.get('version')!r}); "
-                "make it again with thinwire plan --save-profile"
-            )
-        tensors = tuple(_tensor_from_json(one) for one in values["tensors"])
-        noise = {name: Noise(**one) for name, one in values["noise"].items()}
-        rest = {key: value for key, value in values.items() if key not in ("version", "tensors", "noise")}
-        return cls(tensors=tensors, noise=noise, **rest)
+        return from_json(cls, values, what="model profile", remedy=_REMEDY)
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        save_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> ModelProfile:
         """Read what ``save`` wrote."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read the model profile {path}: {error}") from error
-        return cls.from_json(values)
-
-
-def _tensor_to_json(one: TensorProfile) -> dict[str, Any]:
-    tensor = one.tensor
-    return {
-        "fqn": tensor.fqn,
-        "shape": list(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "device": str(tensor.device),
-        "ready_s": one.ready_s,
-    }
-
-
-def _tensor_from_json(values: Mapping[str, Any]) -> TensorProfile:
-    dtype = getattr(torch, values["dtype"], None)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"the profile names the dtype {values['dtype']!r}, which this torch does not know")
-    tensor = TensorSpec(values["fqn"], tuple(values["shape"]), dtype, torch.device(values["device"]))
-    return TensorProfile(tensor, float(values["ready_s"]))
+        return cls.from_json(load_json(path, what="model profile", remedy=_REMEDY))

@@ -11,7 +11,7 @@ With ``T_b(i)``, ``T_cp(i)`` and ``T_cm(i)`` for backward, compression and commu
 Two readings are ours. In 1, the group is closed as soon as fusing pays: growing while it pays would never end where a
 start-up costs more than the backward of one tensor, and nothing would overlap. In 2, the paper compares with the previous
 message alone; where messages queue up, the wire is free only after all of them, and groups sized for the last one are too
-small and pay too many start-ups. ``carry_backlog=False`` is the rule of the paper (docs/fusion.md compares them).
+small and pay too many start-ups. ``carry_backlog=False`` is the rule of the paper (docs/results/fusion.md compares them).
 """
 
 from __future__ import annotations

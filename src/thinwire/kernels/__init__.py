@@ -24,10 +24,11 @@ from thinwire.kernels.codings import (
     unpack_narrow_indices,
 )
 from thinwire.kernels.dispatch import backend, kernels_for
-from thinwire.kernels.types import Bits, Quantized, Selected
+from thinwire.kernels.types import Bits, Coarse, Quantized, Selected
 
 __all__ = [
     "Bits",
+    "Coarse",
     "NarrowLayout",
     "Quantized",
     "Selected",
@@ -35,6 +36,8 @@ __all__ = [
     "backend",
     "bank_layout",
     "bank_topk",
+    "coarse_decode",
+    "coarse_encode",
     "compensate",
     "crc32",
     "crc32_rows",
@@ -183,7 +186,7 @@ def int8_decode(
 ) -> Tensor:
     """`code * scale * weight` as fp32, written to `out` or, with `accumulate`, added to it."""
     out = _decode_target(codes, numel, out, accumulate)
-    check.codes_and_scales(codes, scales, numel, -(-numel // check.block_size(block)), out, int4=False)
+    check.codes_and_scales(codes, scales, 8, block, out)
     kernels_for(out.device.type).int8_decode(codes, scales, block, weight, out, accumulate)
     return out
 
@@ -206,16 +209,43 @@ def int4_decode(
 ) -> Tensor:
     """`code * scale * weight` as fp32, written to `out` or, with `accumulate`, added to it."""
     out = _decode_target(codes, numel, out, accumulate)
-    check.codes_and_scales(codes, scales, (numel + 1) // 2, -(-numel // check.block_size(block)), out, int4=True)
+    check.codes_and_scales(codes, scales, 4, block, out)
     kernels_for(out.device.type).int4_decode(codes, scales, block, weight, out, accumulate)
+    return out
+
+
+def coarse_encode(
+    grad: Tensor, residual: Tensor | None, *, bits: Coarse, block: int = 64, out: Tensor | None = None
+) -> Quantized:
+    """`grad + residual` in 1 or 2 bits per value, with one bf16 scale per `block` values, from their mean
+    magnitude."""
+    grad, residual, out = check.unit(grad, residual, out)
+    return kernels_for(grad.device.type).coarse_encode(bits, grad, residual, check.block_size(block), out)
+
+
+def coarse_decode(
+    codes: Tensor,
+    scales: Tensor,
+    numel: int,
+    *,
+    bits: Coarse,
+    block: int = 64,
+    weight: float = 1.0,
+    out: Tensor | None = None,
+    accumulate: bool = False,
+) -> Tensor:
+    """`level * scale * weight` as fp32, written to `out` or, with `accumulate`, added to it."""
+    out = _decode_target(codes, numel, out, accumulate)
+    check.codes_and_scales(codes, scales, bits, block, out)
+    kernels_for(out.device.type).coarse_decode(bits, codes, scales, block, weight, out, accumulate)
     return out
 
 
 def encode_rows(
     grad: Tensor, residual: Tensor | None, messages: Tensor, *, bits: Bits, block: int, out: Tensor | None = None
 ) -> tuple[Tensor, bool]:
-    """`grad + residual` in equal parts, one per row of `messages` (uint8): codes of `bits`, then scales, as `int4_encode`
-    and `int8_encode` write them. The rounding error, and whether all was finite."""
+    """`grad + residual` in equal parts, one per row of `messages` (uint8): codes of `bits`, then scales, as
+    `int8_encode`, `int4_encode` and `coarse_encode` write them. The rounding error, and whether all was finite."""
     grad, residual, out = check.unit(grad, residual, out)
     check.rows(messages, grad.numel(), bits, check.block_size(block), grad)
     return out, kernels_for(grad.device.type).encode_rows(bits, grad, residual, block, messages, out)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.kernels.rows import SCALE_DTYPES, row_bytes
+from thinwire.kernels.rows import CODE_DTYPES, SCALE_DTYPES, row_bytes
 from thinwire.kernels.types import Bits
 
 MAX_ELEMS = 2**31 - 1
@@ -102,14 +102,12 @@ def block_size(block: int) -> int:
     return block
 
 
-def codes_and_scales(
-    codes: Tensor, scales: Tensor, code_count: int, block_count: int, out: Tensor, *, int4: bool
-) -> None:
+def codes_and_scales(codes: Tensor, scales: Tensor, bits: Bits, block: int, out: Tensor) -> None:
     """Refuse codes or scales that a decoder would read past, or misread."""
-    code_dtype, scale_dtype = (torch.uint8, torch.bfloat16) if int4 else (torch.int8, torch.float32)
+    numel = out.numel()
     for name, tensor, dtype, count in (
-        ("codes", codes, code_dtype, code_count),
-        ("scales", scales, scale_dtype, block_count),
+        ("codes", codes, CODE_DTYPES[bits], -(-numel * bits // 8)),
+        ("scales", scales, SCALE_DTYPES[bits], -(-numel // block_size(block))),
     ):
         if tensor.dtype is not dtype or tensor.numel() != count or not tensor.is_contiguous():
             raise ValueError(

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from thinwire.kernels import reference
-from thinwire.kernels.types import Bits, Quantized, Selected
+from thinwire.kernels.types import Bits, Coarse, Quantized, Selected
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +65,12 @@ class KernelSet(Protocol):
     def int4_encode(self, grad: Tensor, residual: Tensor | None, block: int, out: Tensor) -> Quantized: ...
     def int4_decode(
         self, codes: Tensor, scales: Tensor, block: int, weight: float, out: Tensor, accumulate: bool
+    ) -> None: ...
+    def coarse_encode(
+        self, bits: Coarse, grad: Tensor, residual: Tensor | None, block: int, out: Tensor
+    ) -> Quantized: ...
+    def coarse_decode(
+        self, bits: Coarse, codes: Tensor, scales: Tensor, block: int, weight: float, out: Tensor, accumulate: bool
     ) -> None: ...
     def encode_rows(
         self, bits: Bits, grad: Tensor, residual: Tensor | None, block: int, messages: Tensor, out: Tensor

@@ -7,11 +7,13 @@ tensors of one length, `offsets` holds S + 1 ascending bounds from 0 to that len
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from thinwire.kernels.reference_ages import aged_adamw, count_ages
+from thinwire.kernels.reference_coarse import coarse_decode, coarse_encode
 from thinwire.kernels.reference_codings import (
     crc32,
     crc32_rows,
@@ -26,6 +28,8 @@ __all__ = [
     "aged_adamw",
     "all_finite",
     "bank_topk",
+    "coarse_decode",
+    "coarse_encode",
     "compensate",
     "count_ages",
     "crc32",
@@ -165,7 +169,10 @@ def int4_decode(codes: Tensor, scales: Tensor, block: int, weight: float, out: T
     int8_decode(unpacked, scales.to(torch.float32), block, weight, out, accumulate)
 
 
-_ROWS = Rows({4: int4_encode, 8: int8_encode}, {4: int4_decode, 8: int8_decode})
+_ROWS = Rows(
+    {1: partial(coarse_encode, 1), 2: partial(coarse_encode, 2), 4: int4_encode, 8: int8_encode},
+    {1: partial(coarse_decode, 1), 2: partial(coarse_decode, 2), 4: int4_decode, 8: int8_decode},
+)
 encode_rows, decode_rows, sum_rows = _ROWS.encode_rows, _ROWS.decode_rows, _ROWS.sum_rows
 
 

@@ -13,8 +13,13 @@ from thinwire.kernels.types import Bits, Quantized
 
 Encode = Callable[[Tensor, Tensor | None, int, Tensor], Quantized]
 Decode = Callable[[Tensor, Tensor, int, float, Tensor, bool], None]
-CODE_DTYPES: dict[Bits, torch.dtype] = {4: torch.uint8, 8: torch.int8}
-SCALE_DTYPES: dict[Bits, torch.dtype] = {4: torch.bfloat16, 8: torch.float32}
+CODE_DTYPES: dict[Bits, torch.dtype] = {1: torch.uint8, 2: torch.uint8, 4: torch.uint8, 8: torch.int8}
+SCALE_DTYPES: dict[Bits, torch.dtype] = {
+    1: torch.bfloat16,
+    2: torch.bfloat16,
+    4: torch.bfloat16,
+    8: torch.float32,
+}
 
 
 def row_bytes(bits: Bits, numel: int, block: int) -> int:

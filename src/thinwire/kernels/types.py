@@ -4,7 +4,8 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-Bits = Literal[4, 8]  # per value, where values share scales
+Bits = Literal[1, 2, 4, 8]  # per value, where values share scales
+Coarse = Literal[1, 2]  # those of them that share the mean magnitude of their block, not the largest
 
 
 class Selected(NamedTuple):
@@ -20,7 +21,7 @@ class Selected(NamedTuple):
 class Quantized(NamedTuple):
     """A flat unit as small integers with one scale per block, and the rounding error."""
 
-    codes: Tensor  # int8: one per value; int4: uint8, two per byte, low nibble first
-    scales: Tensor  # int8: fp32; int4: bf16; one per block
+    codes: Tensor  # 8 bits: int8, one per value; fewer: uint8, several per byte, the first in its lowest bits
+    scales: Tensor  # 8 bits: fp32; fewer: bf16; one per block
     residual: Tensor  # fp32, the compensated unit minus what the codes decode to
     finite: bool  # False when the compensated unit holds a NaN or an infinity

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 UNSHAPED = "unshaped"
+MIN_BITS_PER_S, MAX_BITS_PER_S = 10**3, 10**13
 MAX_HOSTS = 200  # they share one /24 network
 _BITS_PER_UNIT = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3, "bit": 1}
 _RATE = re.compile(r"(?P<value>\d+(?:\.\d+)?)\s*(?P<unit>[gmk]?bit)", re.ASCII)
@@ -58,6 +59,6 @@ def rates_per_host(
 
 
 def _checked_rate(bits_per_s: int) -> int:
-    if bits_per_s < 1000:
-        raise ValueError(f"rate {bits_per_s} bit per second is too slow to shape; use at least 1kbit, or {UNSHAPED}")
+    if not MIN_BITS_PER_S <= bits_per_s <= MAX_BITS_PER_S:
+        raise ValueError(f"rate {bits_per_s} bit per second cannot be shaped; use 1kbit to 10000gbit, or {UNSHAPED}")
     return bits_per_s

@@ -1,25 +1,7 @@
 """Events of a run: one JSON object per line, versioned, readable after a crash.
 
-Every line has ``v`` (the schema version) and ``kind``. A file of a rank starts with one ``run`` event that describes
-the run; the fields depend on the kind:
-
-====== =====================================================================================================
-kind   fields
-====== =====================================================================================================
-run    ``label``, ``mode``, ``rank``, ``world_size``, ``settings`` (object), ``versions`` (object), ``started_at``
-step   ``step``, ``loss``, ``step_s``, ``elapsed_s``, ``sent_bytes``; with thinwire also ``wait_s``, ``encode_s``,
-       ``wire_s``, ``decode_s``, ``wire_bytes`` (all of this step alone)
-eval   ``step``, ``loss``, ``elapsed_s``
-trace  ``step``, ``rank``, ``spans``: a list of ``activity`` (backward, encode, wire, decode, wait), ``start_s``, ``end_s``,
-       ``group``, ``sent_bytes``; times count from the first span
-plan   ``step`` (the first under the plan), ``compress``, ``fuse``, ``step_s``, ``dense_s``, ``floor_s`` (all predicted),
-       ``explanation``; with ``compress="auto"``
-ledger ``step``, ``noise`` and ``compression`` of the mean gradient, relative to its square; ``worst_unit`` and
-       ``worst_share`` (compression over noise); once enough was booked ``error`` and ``noise_share`` of one rank's gradient;
-       every 50 steps with ``compress="auto"``
-lab    ``sent_bytes`` (per host over the whole run, from the interface counters)
-end    ``steps``, ``elapsed_s``
-====== =====================================================================================================
+Every line has ``v`` (the schema version) and ``kind``; ``thinwire.observe.kinds`` lists the fields of each kind. A file of a
+rank starts with one ``run`` event that describes the run.
 
 ``elapsed_s`` counts training only: evaluation and start-up are left out, for every contestant alike.
 """
@@ -28,10 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
+
+from thinwire.core.schema import from_json
+from thinwire.observe.kinds import Head
 
 SCHEMA_VERSION = 1
 
@@ -86,28 +71,36 @@ def parse_event(line: str) -> Event | None:
     """Return the event in ``line``, or None if the line is no event (a log message, or torn)."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(event, dict) or "v" not in event or "kind" not in event:
-        return None
-    return event
+    return event if isinstance(event, dict) and "v" in event and "kind" in event else None
 
 
-def read_events(path: Path) -> Iterator[Event]:
-    """Yield the events of a file in order; torn lines are skipped with a warning.
+def read_events(path: Path, kinds: Mapping[str, type[Head]] = {}) -> Iterator[Event]:
+    """Yield the events of a file in order; torn lines are skipped, with one warning.
+
+    Args:
+        kinds: what is checked: those who read the fields of an event give ``KINDS``.
 
     Raises:
-        EventError: the file was written by a newer thinwire.
+        EventError: the file was written by a newer thinwire, or a field is missing or of another type.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    torn, found = [], False
     for number, line in enumerate(lines, start=1):
         event = parse_event(line)
         if event is None:
-            logger.warning("%s:%d is torn or no event; skipped", path, number)
-        elif event["v"] > SCHEMA_VERSION:
+            torn.append(number)
+            continue
+        where = {"what": f"event in {path}:{number}", "remedy": "remove the line, or record the run again"}
+        head = from_json(Head, event, **where, error=EventError)
+        if head.v > SCHEMA_VERSION:
             raise EventError(
-                f"{path}:{number} has events of version {event['v']}, this thinwire reads up to {SCHEMA_VERSION}: "
+                f"{path}:{number} has events of version {head.v}, this thinwire reads up to {SCHEMA_VERSION}: "
                 "upgrade thinwire to read this run"
             )
-        else:
-            yield event
+        from_json(kinds.get(head.kind, Head), event, **where, error=EventError)
+        found = True
+        yield event
+    if torn and found:  # without any event the reader says so itself
+        logger.warning("%s:%d is torn or no event; skipped, as %d such lines", path, torn[0], len(torn))

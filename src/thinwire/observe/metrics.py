@@ -32,6 +32,9 @@ class WireStats:
     wire_s: float = 0.0
     decode_s: float = 0.0
 
+    def __add__(self, other: WireStats) -> WireStats:
+        return WireStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(WireStats)})
+
     @property
     def reduction_factor(self) -> float:
         """Dense wire bytes per byte really sent."""

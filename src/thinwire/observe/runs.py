@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.observe.events import Event, EventError, read_events
+from thinwire.observe.kinds import KINDS
 
 WARMUP_STEPS = 2  # first steps pay for connections, allocations and (in DDP) new buckets; no figure counts them
 
@@ -149,10 +150,10 @@ def load_contests(paths: Iterable[Path]) -> list[Contest]:
 
 
 def _load_runs(path: Path) -> list[Run]:
-    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path] if path.is_file() else []
+    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
     by_directory: dict[Path, list[list[Event]]] = defaultdict(list)
-    for file in files:
-        if events := list(read_events(file)):
+    for file in filter(Path.is_file, files):
+        if events := list(read_events(file, KINDS)):
             by_directory[file.resolve().parent].append(events)
     runs = (_make_run(directory, logs) for directory, logs in by_directory.items())
     return [run for run in runs if run is not None]

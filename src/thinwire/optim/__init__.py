@@ -1,4 +1,4 @@
-"""Optimizers that know how old what they receive is; drop-in replacements of torch's. See ``docs/optimizers.md``."""
+"""Drop-in optimizers that correct for the age of each update. See ``docs/explanation/optimizers.md``."""
 
 from thinwire.engine.ages import Received, Wire, wire_of
 from thinwire.optim.adamw import AdamW

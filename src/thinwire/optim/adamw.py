@@ -31,7 +31,7 @@ class AdamW(torch.optim.AdamW):
         w ← w − lr · a · m̂ / (√v̂ + eps)          m̂ = m / (1 − β1^t), v̂ = v / (1 − β2^t), as usual
 
     Coordinates that were not received keep m, v and w; decoupled weight decay reaches all of them in every step. With a = 1
-    everywhere this is AdamW. Own method, evidence in ``docs/optimizers.md``.
+    everywhere this is AdamW. Own method, evidence in ``docs/results/optimizers.md``.
 
     All arguments and the state dict are torch's, and parameters that travel dense (all of them with a compressor such as
     ``int4``) take torch's own step. ``fused`` and ``foreach`` concern only these. ``capturable`` and ``differentiable`` are
@@ -42,7 +42,7 @@ class AdamW(torch.optim.AdamW):
         grain: whose age a is. ``element``: each coordinate's own. ``tensor``: one for all, the mean number of steps between
             two receipts of a coordinate over the last fifty steps or so. What comes often then moves further than AdamW
             would move it, which amounts to a higher learning rate: measured to be the better form with
-            ``topk(score='update')``, and less stable where the learning rate is too high already (docs/optimizers.md).
+            ``topk(score='update')``, and less stable where the learning rate is too high (docs/results/optimizers.md).
         wire: whom to ask what was received; default: the wire that is attached to each parameter.
     """
 

@@ -6,7 +6,6 @@ import os
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from thinwire.core import ConfigError
 
@@ -62,7 +61,3 @@ class Cluster:
     def busy_slowdown(self) -> float:
         """The same while the communication threads work too."""
         return max(1.0, self.ranks_per_machine * (self.threads + 1) / self.cores)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)

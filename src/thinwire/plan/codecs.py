@@ -20,7 +20,18 @@ from thinwire import kernels
 from thinwire.comm import Framed, Pending, Tag
 from thinwire.comm.simulate import answer
 from thinwire.comm.transport import Later
-from thinwire.core import Compressor, Exchanged, Request, State, Step, TensorSpec, UnitSpec, memory, residual_key
+from thinwire.core import (
+    Compressor,
+    ConfigError,
+    Exchanged,
+    Request,
+    State,
+    Step,
+    TensorSpec,
+    UnitSpec,
+    memory,
+    residual_key,
+)
 from thinwire.fusion import Curve
 from thinwire.fusion.prepare import prepare
 from thinwire.plan.messages import Asked
@@ -46,6 +57,13 @@ class CodecCost:
     stages: Mapping[int, tuple[Curve, ...]]
     relative_error: float
 
+    def __post_init__(self) -> None:
+        stages = [len(curves) for curves in self.stages.values()]
+        if stages != [len(self.rounds) + 1] * 2:
+            raise ConfigError(
+                f"stages has {stages} curves by world size; expected {len(self.rounds) + 1} for each of two"
+            )
+
     def stage_s(self, elems: float, world_size: int) -> tuple[float, ...]:
         """Seconds of each stage. Decoding is linear in the world size; what comes before the first message is not.
 
@@ -56,21 +74,6 @@ class CodecCost:
         pairs = [(one(elems), other(elems)) for one, other in zip(first, last, strict=True)]
         later = (low_s + weight * max(0.0, high_s - low_s) for low_s, high_s in pairs[1:])
         return (pairs[0][0], *later)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "rounds": [[list(asked) for asked in one] for one in self.rounds],
-            "stages": {str(world): [curve.to_json() for curve in curves] for world, curves in self.stages.items()},
-            "relative_error": self.relative_error,
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> CodecCost:
-        """What ``to_json`` described."""
-        stages = {int(world): tuple(map(Curve.from_json, curves)) for world, curves in values["stages"].items()}
-        rounds = tuple(tuple(Asked(*asked) for asked in one) for one in values["rounds"])
-        return cls(rounds, stages, float(values["relative_error"]))
 
 
 def measure_codec(spec: str, sides: Sequence[int] = SIDES, repeats: int = REPEATS) -> CodecCost:

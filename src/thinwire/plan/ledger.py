@@ -19,13 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from thinwire.core import ConfigError
+from thinwire.core.schema import from_json, to_json
 
 Term = Literal["noise", "compression", "staleness", "drift"]
 Advice = Literal["tighten", "keep", "relax"]
-VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,24 @@ class _Account:
     @property
     def mean(self) -> float:
         return self.total / self.weight if self.weight else 0.0
+
+    def to_plain(self) -> tuple[float, float, int]:
+        return self.total, self.weight, self.steps
+
+    @classmethod
+    def from_plain(cls, values: tuple[float, float, int]) -> _Account:
+        if min(values) < 0:
+            raise ConfigError(f"total, weight and steps are {values}; expected none below 0")
+        return cls(*values)
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A ledger as JSON has it."""
+
+    VERSION: ClassVar[int] = 1
+
+    accounts: Mapping[str, Mapping[Term, _Account]]
 
 
 class ErrorLedger:
@@ -148,27 +166,17 @@ class ErrorLedger:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with a version: for checkpoints, events and plots."""
-        accounts = {
-            unit: {term: [one.total, one.weight, one.steps] for term, one in terms.items()}
-            for unit, terms in self._accounts.items()
-        }
-        return {"version": VERSION, "accounts": accounts}
+        plain: dict[str, Any] = to_json(_Saved(self._accounts))
+        return plain
 
     def load_json(self, values: Mapping[str, Any]) -> None:
         """Go on from what ``to_json`` described.
 
         Raises:
-            ConfigError: written by another version.
+            ConfigError: it is something else. Nothing is changed then.
         """
-        if values.get("version") != VERSION:
-            raise ConfigError(f"this is no ledger of version {VERSION}; it says {values.get('version')!r}")
-        self._accounts = {
-            unit: {
-                term: _Account(float(total), float(weight), int(steps))
-                for term, (total, weight, steps) in terms.items()
-            }
-            for unit, terms in values["accounts"].items()
-        }
+        saved = from_json(_Saved, values, what="error ledger", remedy="start with an empty one")
+        self._accounts = {unit: dict(terms) for unit, terms in saved.accounts.items()}
 
 
 def tightened(value: float, advice: Advice, *, least: float, most: float, factor: float = 2.0) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, cast
 
 from thinwire.comm import GLOO_LANES
 from thinwire.core import ConfigError
@@ -35,6 +34,11 @@ class Network:
     burst_s: float = 0.0
     lanes: int = 1
 
+    def __post_init__(self) -> None:
+        for name, least in (("world_size", 1), ("lanes", 1), ("spread", 0), ("burst_s", 0)):
+            if not getattr(self, name) >= least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {least}")
+
     def message_s(self, kind: Kind, sent_bytes: float) -> float:
         """Seconds of one message."""
         if kind not in self.wire:
@@ -46,29 +50,6 @@ class Network:
     def cpu_s(self, kind: Kind, sent_bytes: float) -> float:
         """Processor seconds of one message on each rank."""
         return self.cpu[kind](sent_bytes) if kind in self.cpu else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "world_size": self.world_size,
-            "wire": {kind: curve.to_json() for kind, curve in self.wire.items()},
-            "cpu": {kind: curve.to_json() for kind, curve in self.cpu.items()},
-            "spread": self.spread,
-            "burst_s": self.burst_s,
-            "lanes": self.lanes,
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Network:
-        """What ``to_json`` described."""
-        return cls(
-            world_size=int(values["world_size"]),
-            wire={cast(Kind, kind): Curve.from_json(points) for kind, points in values["wire"].items()},
-            cpu={cast(Kind, kind): Curve.from_json(points) for kind, points in values["cpu"].items()},
-            spread=float(values["spread"]),
-            burst_s=float(values.get("burst_s", 0.0)),  # probes of earlier releases have neither
-            lanes=int(values.get("lanes", 1)),
-        )
 
 
 def network_of_link(
@@ -95,6 +76,11 @@ def fit_link(network: Network) -> Link:
 
     The rate is the slope at the largest sizes; a start-up that the ring pays 2(p-1) times is the time of the smallest.
     """
+    if network.world_size < 2 or "all_reduce" not in network.wire:
+        raise ConfigError(
+            f"the probe is of {network.world_size} rank(s) and {sorted(network.wire)}; expected the all_reduce of at least "
+            "two. Run thinwire probe again"
+        )
     curve = network.wire["all_reduce"]
     slopes = [(right_s - left_s) / (right - left) for (left, left_s), (right, right_s) in pairwise(curve.points)]
     if not slopes or slopes[-1] <= 0:

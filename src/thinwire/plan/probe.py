@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from thinwire.comm import Tag, Transport
 from thinwire.core import AllGather, AllReduce, AllToAll, Broadcast, ConfigError, Request
+from thinwire.core.schema import from_json, load_json, save_json, to_json
 from thinwire.fusion import Curve
 from thinwire.plan.cluster import Cluster
 from thinwire.plan.codecs import CodecCost, measure_codec
@@ -22,7 +22,7 @@ from thinwire.plan.collectives import KINDS, Kind
 from thinwire.plan.network import Network
 from thinwire.plan.roofs import Roofs
 
-VERSION = 1
+_REMEDY = "run thinwire probe again"
 FIRST_BYTES = 1 << 10
 GROWTH = 4
 LAST_BYTES = 64 << 20
@@ -47,6 +47,8 @@ class Probe:
         codecs: by spec, as ``str(make(spec))`` writes it.
     """
 
+    VERSION: ClassVar[int] = 1
+
     cluster: Cluster
     network: Network
     codecs: Mapping[str, CodecCost]
@@ -56,15 +58,8 @@ class Probe:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with a version."""
-        return {
-            "version": VERSION,
-            "date": self.date,
-            "facts": dict(self.facts),
-            "cluster": self.cluster.to_json(),
-            "network": self.network.to_json(),
-            "codecs": {spec: cost.to_json() for spec, cost in self.codecs.items()},
-            "roofs": self.roofs.to_json(),
-        }
+        plain: dict[str, Any] = to_json(self)
+        return plain
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Probe:
@@ -73,32 +68,16 @@ class Probe:
         Raises:
             ConfigError: written by another version, or no probe at all.
         """
-        if values.get("version") != VERSION or "codecs" not in values:
-            raise ConfigError(
-                f"this is no probe of version {VERSION} (it says {values.get('version')!r}); run thinwire probe again"
-            )
-        return cls(
-            cluster=Cluster(**values["cluster"]),
-            network=Network.from_json(values["network"]),
-            codecs={spec: CodecCost.from_json(cost) for spec, cost in values["codecs"].items()},
-            roofs=Roofs(**values["roofs"]),
-            facts=dict(values["facts"]),
-            date=str(values["date"]),
-        )
+        return from_json(cls, values, what="probe", remedy=_REMEDY)
 
     def save(self, path: Path) -> None:
         """Write as JSON; the folder is made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        save_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> Probe:
         """Read what ``save`` wrote."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read the probe {path}: {error}. Run thinwire probe again") from error
-        return cls.from_json(values)
+        return cls.from_json(load_json(path, what="probe", remedy=_REMEDY))
 
 
 def measure_network(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
+from thinwire.comm.trace import Span
 from thinwire.core import ConfigError
+from thinwire.core.schema import NonFinite, from_json, load_json, save_json, to_json
 
-VERSION = 1
+_REMEDY = "make it again with thinwire plan --json"
+
+Quality = Literal["exact", "safe", "fast"]
 
 
 def now() -> str:
@@ -34,9 +37,12 @@ class Candidate:
     wire_bytes: int = 0
     memory_bytes: int = 0
     messages: int = 0
-    relative_error: float = 0.0
+    relative_error: NonFinite = 0.0  # of gradients that may not be finite themselves
     allowed: bool = True
     verdict: str = "chosen"
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "step_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +53,15 @@ class Plan:
         step_s: predicted; ``floor_s`` without communication, ``dense_s`` with plain averaging at its best fusion.
         candidates: everything that was priced, fastest first.
         reasons: sentences.
-        spans: the predicted step, as fields of ``comm.trace.Span``.
+        spans: the predicted step.
         sweep: for each link rate (bit/s), the predicted step of each compressor.
     """
 
+    VERSION: ClassVar[int] = 1
+
     compress: str
     fuse: str
-    quality: str
+    quality: Quality
     world_size: int
     step_s: float
     floor_s: float
@@ -61,10 +69,13 @@ class Plan:
     reasons: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     roofline: Mapping[str, Any] = field(default_factory=dict)
-    spans: tuple[Mapping[str, Any], ...] = ()
+    spans: tuple[Span, ...] = ()
     sweep: tuple[Mapping[str, Any], ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     date: str = ""
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "world_size", "step_s", "floor_s", "dense_s")
 
     @property
     def speedup(self) -> float:
@@ -93,7 +104,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with a version."""
-        return {"version": VERSION, **asdict(self)}
+        plain: dict[str, Any] = to_json(self)
+        return plain
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Plan:
@@ -102,25 +114,22 @@ class Plan:
         Raises:
             ConfigError: written by another version, or no plan at all.
         """
-        if values.get("version") != VERSION or "candidates" not in values:
-            raise ConfigError(f"this is no plan of version {VERSION} (it says {values.get('version')!r}); plan again")
-        rest = {key: value for key, value in values.items() if key != "version"}
-        lists = {key: tuple(rest[key]) for key in ("reasons", "spans", "sweep")}
-        return cls(**{**rest, **lists, "candidates": tuple(Candidate(**one) for one in rest["candidates"])})
+        return from_json(cls, values, what="plan", remedy=_REMEDY)
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        save_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> Plan:
         """Read what ``save`` wrote."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read the plan {path}: {error}") from error
-        return cls.from_json(values)
+        return cls.from_json(load_json(path, what="plan", remedy=_REMEDY))
+
+
+def _check_positive(one: object, *names: str) -> None:
+    for name in names:
+        if not getattr(one, name) > 0:
+            raise ConfigError(f"{name} is {getattr(one, name)}; expected more than 0")
 
 
 def _figures(plan: Plan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -19,10 +19,6 @@ class Roofs:
 
     flops_per_s: float
     memory_bytes_per_s: float
-
-    def to_json(self) -> dict[str, float]:
-        """Plain values."""
-        return asdict(self)
 
 
 def measure_roofs(device: torch.device | None = None) -> Roofs:

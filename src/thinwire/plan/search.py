@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 from thinwire.compressors.shared.sparse import Sparsifier
 from thinwire.core import ConfigError, available, make
@@ -15,13 +15,12 @@ from thinwire.plan.codecs import CodecCost
 from thinwire.plan.network import Network
 from thinwire.plan.price import DENSE, Price, Pricer, innermost
 from thinwire.plan.result import Candidate, Plan, now
+from thinwire.plan.result import Quality as Quality
 from thinwire.plan.roofline import roofline
 from thinwire.plan.roofs import Roofs
 
-Quality = Literal["exact", "safe", "fast"]
-
 EXACT_ERROR = 1e-5  # 16-bit formats lose less, 8-bit ones more
-FEW_BIT_ERROR = 0.05  # 4-bit formats with block scales; with error feedback nearly lossless (docs/precision.md)
+FEW_BIT_ERROR = 0.05  # 4-bit formats with block scales; with error feedback nearly lossless (docs/results/precision.md)
 NOISE_QUOTA = 0.1  # an error of a tenth of the gradient noise is lost in it
 DENSE_MARGIN = 0.03  # so much faster than dense must it be; more where the probe was noisy,
 NOISY_DENSE_MARGIN = 0.05  # but never more than this
@@ -104,7 +103,7 @@ def choose(
         reasons=tuple(_reasons(winner, best, pricer, margin)),
         candidates=tuple(sorted(judged, key=lambda one: one.step_s)),
         roofline=_rooflines(pricer, best, winner, roofs),
-        spans=tuple(asdict(span) for span in best[winner.compress].simulated.spans),
+        spans=tuple(best[winner.compress].simulated.spans),
         facts=dict(facts or {}),
         date=now(),
     )

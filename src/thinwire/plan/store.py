@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from thinwire.core import ConfigError
+from thinwire.core.schema import to_json
 from thinwire.plan.cluster import Cluster
 from thinwire.plan.probe import Probe
 
 
 def probe_path(folder: Path, cluster: Cluster, facts: Mapping[str, str]) -> Path:
     """Where the probe of this cluster is kept; the name changes with everything that changes the curves."""
-    text = json.dumps([cluster.to_json(), dict(sorted(facts.items()))])
+    text = json.dumps([to_json(cluster), dict(sorted(facts.items()))])
     return folder / f"probe-{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}.json"
 
 

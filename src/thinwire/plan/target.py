@@ -48,7 +48,7 @@ def _module(where: str) -> ModuleType:
         if str(Path.cwd()) not in sys.path:  # as "python -m" would have it
             sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(where)
-    except ImportError as error:
+    except (ImportError, SyntaxError, OSError) as error:
         raise ConfigError(
             f"cannot import {where!r}: {error}. Run from its folder, or give the path of the file"
         ) from error

@@ -5,12 +5,11 @@ Rank 0 writes the probe to the path that the settings name, and one line of prog
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import torch.distributed as dist
 import thinwire.compressors
 import thinwire.wrappers  # noqa: F401  (both imports register what they hold)
 from thinwire.comm import GLOO_LANES, Throttled, TorchDistTransport, Transport
+from thinwire.core.schema import from_json, load_json, save_json, to_json
 from thinwire.plan.cluster import Cluster, machine_id
 from thinwire.plan.probe import LAST_BYTES, Probe, Progress, measure_codecs, measure_network
 from thinwire.plan.result import now
@@ -47,12 +47,13 @@ class Settings:
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        save_json(path, to_json(self))
 
     @classmethod
     def load(cls, path: Path) -> Settings:
         """Read what ``save`` wrote."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        remedy = "run thinwire probe again"
+        return from_json(cls, load_json(path, what="settings", remedy=remedy), what="settings", remedy=remedy)
 
 
 def run(settings: Settings, progress: Progress) -> Probe | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thinwire.sync.context import Context
+from thinwire.sync.policy import Bound
+
 
 @dataclass(frozen=True)
 class EveryStep:
@@ -11,5 +14,5 @@ class EveryStep:
 
     exchanges_gradients = True
 
-    def after_step(self, step: int) -> None:
-        """Nothing is left to do."""
+    def bind(self, context: Context) -> Bound:
+        return Bound()

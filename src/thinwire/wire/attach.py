@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
+from torch.distributed import distributed_c10d
 
 from thinwire.autopilot.controller import SIGNAL, Autopilot, AutoSettings
 from thinwire.autopilot.expect import AUTO_FUSIONS, auto_specs
@@ -33,10 +34,12 @@ from thinwire.observe.recorder import Recorder
 from thinwire.plan.price import DENSE
 from thinwire.plan.result import Plan
 from thinwire.plan.search import Budget, Quality
-from thinwire.sync.policy import parse_policy
+from thinwire.sync.context import Context
+from thinwire.sync.every_step import EveryStep
+from thinwire.sync.policy import Bound, Policy, parse_policy
 from thinwire.wire.attached import Attached
 
-Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 def attach(
@@ -71,7 +74,9 @@ def attach(
             re-plans when step time drifts.
         fuse: which gradients travel together: ``"auto"``, ``"none"``, a size such as ``"2MiB"``, or a planner that measures
             first: ``"safusion"``, ``"ssfusion"``, ``"optimal"``. With ``compress="auto"``, ``"auto"`` is planned too.
-        sync: when workers synchronise; ``"every_step"`` is the only policy so far.
+        sync: when workers synchronise: ``"every_step"``, or local steps whose deltas are averaged: ``"stream"`` in a few
+            bits without ever waiting, ``"local(h=8)"``, ``"diloco"``, ...; ``thinwire.sync.policies()`` lists them.
+            ``compress`` is then for gradients only, where a policy averages some.
         plan: a plan made elsewhere (``thinwire plan --json``, read by ``thinwire.plan.Plan.load``): its compressor and
             fusion are used from the first step on, instead of ``compress="auto"``.
         quality: what ``"auto"`` may choose: ``"exact"`` dense and 16 bits, ``"safe"`` few bits too, ``"fast"`` also a
@@ -91,19 +96,25 @@ def attach(
         DesyncError: the ranks have attached different models or settings.
     """
     policy = parse_policy(sync)
+    if not policy.exchanges_gradients:
+        compress, fuse = _ungraded(sync, plan, compress, fuse)
     if plan is not None:
         compress, fuse = _planned(plan, compress, fuse)
     auto = compress == "auto"
     target = resolve(module, optimizer)
+    if not (target.optimizers or isinstance(policy, EveryStep)):
+        raise ConfigError(f"sync={sync!r} needs the optimizer, whose steps it follows; give it to attach()")
     compressor, planner = prepare(DENSE if auto else compress), parse_fusion(fuse)
     planner.check(compressor)
     settings = _settings(target, "auto" if auto else str(compressor), fuse, quality)
     tensors = target.tensors
     wanted = f"auto {quality}" if auto else str(compressor)
     config = fingerprint(tensors, wanted, fuse, sync, str(seed), str(broadcast_buffers), str(scaler is None))
+    given = transport
     if transport is None:
         transport = _own_transport(target, process_group, timeout_s)
     link = Link(transport, target.device, config=config)
+    links = [link]
     try:
         _check_same_everywhere(transport, config, target.device)
         # Gradients become ready roughly in reverse order of registration.
@@ -122,13 +133,35 @@ def attach(
         gradients = Gradients(channel, target.parameters, scaler=scaler, observers=Observers(observers))
         autopilot = Autopilot(gradients, settings) if settings is not None else None
         engine = target.engine(gradients, broadcast_buffers=broadcast_buffers)
-        engine.exchanging = policy.exchanges_gradients
+        bound = Bound()
+        if not isinstance(policy, EveryStep):
+            if (
+                link.world_size > 1 and given is None and transport.lanes > 1
+            ):  # NCCL must have one link for all channels
+                strides = [parameter.stride() for parameter in target.parameters.values()]  # slices follow the memory
+                outer = fingerprint(tensors, sync, str(seed), str(strides))
+                own = _own_transport(target, process_group, timeout_s)
+                links.append(Link(own, target.device, name="outer", config=outer))
+            bound = _bind(
+                policy,
+                Context(
+                    parameters=target.parameters,
+                    statistics=target.statistics,
+                    optimizers=target.optimizers,
+                    link=links[-1],
+                    engine=engine,
+                    seed=seed,
+                    observers=gradients.observers,
+                    check=target.check_unchanged,
+                ),
+            )
     except BaseException:
-        link.close()
+        for one in links:
+            one.close()
         raise
     if target.optimizers and link.rank == 0:
         warn_if_blind(target.optimizers, gradients.ages)
-    wire = Attached(target, engine, gradients, link, autopilot=autopilot, policy=policy, auto=auto)
+    wire = Attached(target, engine, gradients, links, autopilot=autopilot, policy=bound, scaler=scaler, auto=auto)
     if events is not None:
         chosen = "auto" if auto else str(compressor)
         rank, world_size = link.rank, link.world_size
@@ -142,6 +175,23 @@ def fingerprint(tensors: Sequence[TensorSpec], *settings: str) -> int:
     model = [f"{t.fqn}{t.shape}{t.dtype}" for t in tensors]
     digest = hashlib.blake2b(repr((model, settings)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def _bind(policy: Policy, context: Context) -> Bound:
+    if context.link.world_size > 1:
+        return policy.bind(context)
+    context.engine.exchanging = False
+    return Bound(is_local=True)
+
+
+def _ungraded(sync: str, plan: Plan | None, compress: str | Compressor, fuse: str) -> tuple[str, str]:
+    """The settings of gradients that nobody sends."""
+    if plan is not None or compress != "auto" or fuse != "auto":
+        raise ConfigError(
+            f"sync={sync!r} averages no gradients; leave out compress=, fuse= and plan=, and say inside sync= what deltas "
+            "send, for example sync=\"local(h=8, compress='int4')\""
+        )
+    return DENSE, "auto"
 
 
 def _planned(plan: Plan, compress: str | Compressor, fuse: str) -> tuple[str, str]:
@@ -174,27 +224,44 @@ def _own_transport(target: Target, group: dist.ProcessGroup | None, timeout_s: f
     averaged = target.process_group if target.process_group is not None else group or dist.group.WORLD
     assert averaged is not None
     ranks = dist.get_process_group_ranks(averaged)
-    liveness = Liveness(_get_default_store(), ranks, dist.get_rank(averaged), timeout_s)
+    liveness = Liveness(distributed_c10d._get_default_store(), ranks, dist.get_rank(averaged), timeout_s)
     # gloo's process groups work side by side; NCCL's must be used in the same order on all ranks.
     is_gloo = target.device.type == "cpu" and "gloo" in dist.get_backend(averaged)
     # Where not all ranks are members the others do not come here, so only members may be waited for.
     local = len(ranks) < dist.get_world_size()
     try:
         _attaches[tuple(ranks)] += 1
-        liveness.arrive(f"attach{_attaches[tuple(ranks)]}")
+        count = _attaches[tuple(ranks)]
+        liveness.arrive(f"attach{count}")
         timeout = timedelta(seconds=liveness.silence_s) if is_gloo else default_timeout()
-        groups = [
-            dist.new_group(ranks if local else None, timeout, use_local_synchronization=local)
-            for _ in range(GLOO_LANES if is_gloo else 1)
-        ]
+        groups = []
+        for lane in range(GLOO_LANES if is_gloo else 1):
+            with _group_name(f"thinwire-{ranks}-{count}-{lane}"):
+                group = dist.new_group(ranks if local else None, timeout, use_local_synchronization=local)
+            groups.append(group)
         for one in groups if is_gloo else ():  # connected; from here on the living are waited for as DDP would
-            _set_pg_timeout(default_timeout(), one)
+            distributed_c10d._set_pg_timeout(default_timeout(), one)
     except RuntimeError as error:
         try:
             raise TransportError(f"attach failed on rank {dist.get_rank()}: {error}. {liveness.roll_call()}") from error
         finally:
             liveness.close()
     return TorchDistTransport(groups[0], liveness, groups[1:], owned=True)
+
+
+@contextmanager
+def _group_name(name: str) -> Iterator[None]:
+    """What torch calls a process group that only its members make.
+
+    torch derives the name from the ranks and from how many groups exist. After a group was destroyed the next one gets its
+    name, and with it the addresses that the store still has of the old one.
+    """
+    original = distributed_c10d._hash_ranks_to_str
+    distributed_c10d._hash_ranks_to_str = lambda ranks: name
+    try:
+        yield
+    finally:
+        distributed_c10d._hash_ranks_to_str = original
 
 
 _attaches: Counter[tuple[int, ...]] = Counter()  # by ranks: how often all of them have attached, so that keys differ

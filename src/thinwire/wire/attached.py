@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -15,16 +16,16 @@ from thinwire.comm.link import Link
 from thinwire.comm.trace import Trace
 from thinwire.core import ConfigError
 from thinwire.engine.ages import Received
-from thinwire.engine.base import Engine, Gradients
+from thinwire.engine.base import Engine, Gradients, GradScaler
 from thinwire.engine.hooks import Hook
 from thinwire.engine.skip import SkipAborted
-from thinwire.engine.target import Target
+from thinwire.engine.target import Target, unwrap_optimizer
 from thinwire.fusion.groups import make_group
 from thinwire.observe.metrics import WireStats
 from thinwire.plan.ledger import ErrorLedger
 from thinwire.plan.price import Pricer
 from thinwire.plan.result import Plan
-from thinwire.sync.policy import Policy
+from thinwire.sync.policy import Bound
 from thinwire.wire import state as states
 from thinwire.wrappers.host import stop_worker
 
@@ -37,17 +38,25 @@ class Attached:
         target: Target,
         engine: Engine,
         gradients: Gradients,
-        link: Link,
+        links: Sequence[Link],
         *,
         autopilot: Autopilot | None,
-        policy: Policy,
+        policy: Bound,
+        scaler: GradScaler | None,
         auto: bool,
     ) -> None:
-        self._engine, self._gradients, self._link = engine, gradients, link
+        link = links[0]
+        self._engine, self._gradients, self._link, self._links = engine, gradients, link, links
         self._autopilot, self._policy, self._auto = autopilot, policy, auto
         self._planned_index = 0
-        self._skip = SkipAborted(gradients, target.optimizers)
-        self._handles: list[Any] = [one.register_step_post_hook(self._after_step) for one in target.optimizers]
+        # With several optimizers the training step ends with the last one.
+        self._last_optimizer = target.optimizers[-1] if target.optimizers else None
+        self._skip = SkipAborted(gradients, target.optimizers, lambda: policy.is_local and link.world_size > 1)
+        self._handles: list[Any] = [one.register_step_pre_hook(self._begin_step) for one in target.optimizers]
+        self._handles += [one.register_step_post_hook(self._after_step) for one in target.optimizers]
+        self._steps = 0
+        self._scaler = None if type(policy) is Bound else scaler
+        self._watch_scaler()
         if autopilot is not None:
             # A rank that only evaluates must never enter a collective, so planning runs where all ranks train: before an
             # optimizer steps, and where that does not happen (no optimizer, a scaler that skips) before the next forward.
@@ -55,7 +64,7 @@ class Attached:
             self._handles.append(target.module.register_forward_pre_hook(Hook(self._before_forward)))
             gradients.between_steps = self._plan
         # The module's hooks keep the engine, so the threads end with the module, or with the process.
-        self._finalizer = weakref.finalize(engine, link.close)
+        self._finalizer = weakref.finalize(engine, _close_all, links)
 
     @property
     def plan(self) -> Plan | None:
@@ -76,13 +85,34 @@ class Attached:
         """Backward passes inside only accumulate gradients; the next one outside averages their sum."""
         return self._engine.no_sync()
 
+    def averaged(self, *, exact: bool = False) -> AbstractContextManager[None]:
+        """Inside, the model has the weights that all ranks agree on; afterwards this rank's own again. For evaluation and
+        for saving a model; nothing changes where replicas are equal anyway.
+
+        Args:
+            exact: the mean of all replicas in full precision; it sends the whole model, so all ranks must come here. Else
+                the anchor, the last weights that all ranks have agreed on, which any rank may look at alone.
+        """
+        return self._policy.averaged(exact=exact)
+
+    def report_loss(self, loss: Tensor | float) -> None:
+        """Tell the loss of this rank's step, for policies that adapt to it."""
+        self._policy.report_loss(float(loss.detach() if isinstance(loss, Tensor) else loss))
+
+    def idle_step(self) -> None:
+        """With local steps: this rank takes none this time (it is slower, or out of data) but takes part in averages."""
+        self._end_step(taken=False)
+
     def stats(self) -> WireStats:
         """Totals since ``attach``: steps, bytes, seconds."""
-        return self._gradients.totals.stats(self._link.sent_bytes)
+        return self._gradients.totals.stats(sum(link.sent_bytes for link in self._links)) + self._policy.totals.stats()
 
     def metrics(self) -> dict[str, float]:
-        """Rates and seconds per step over the last 20 steps, flat, for any tracker; empty before the second step."""
-        found = self._gradients.totals.metrics()
+        """Rates and seconds per step over the last 20 steps, flat, for any tracker; empty before the second step.
+
+        Where gradients stay local they are per average of deltas instead.
+        """
+        found = (self._policy.totals if self._policy.is_local else self._gradients.totals).metrics()
         worst = self.ledger.worst("compression") if found and self.ledger is not None else None
         return found if worst is None else {**found, "thinwire/error_share": worst[1]}
 
@@ -105,7 +135,7 @@ class Attached:
 
         Holds only tensors, numbers, strings and None.
         """
-        return states.save(self._gradients, self._autopilot, self._chosen())
+        return states.save(self._gradients, self._autopilot, self._policy, self._chosen())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where ``state`` was taken.
@@ -113,12 +143,15 @@ class Attached:
         Raises:
             CheckpointError: it was taken of another model, compressor, rank or world size. Nothing is changed then.
         """
-        states.load(state, self._gradients, self._autopilot, self._chosen())
+        states.load(state, self._gradients, self._autopilot, self._policy, self._chosen())
 
     def explain(self) -> str:
         """What is sent how, in a few lines."""
         world_size, channel = self._link.world_size, self._gradients.channel
-        lines = [f"thinwire on {world_size} rank{'s' * (world_size > 1)}: {channel.compressor}"]
+        ranks = f"thinwire on {world_size} rank{'s' * (world_size > 1)}"
+        if self._policy.is_local:
+            return "\n".join([f"{ranks}: gradients stay local", *self._policy.explain()])
+        lines = [f"{ranks}: {channel.compressor}", *self._policy.explain()]
         if self._autopilot is not None and self._auto:
             lines.append(f"  {self._autopilot.describe()}")
         for unit in make_group(list(channel.tensors.values()), channel.compressor).units:
@@ -138,6 +171,8 @@ class Attached:
             self._skip.detach()
             for handle in self._handles:
                 handle.remove()
+            if self._scaler is not None:
+                vars(self._scaler).pop("step", None)
             self._finalizer()
             self._gradients.ages.detach()
             self._gradients.observers.close()
@@ -162,9 +197,34 @@ class Attached:
         if module.training and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
             self._plan()
 
+    def _begin_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._policy.before_step(optimizer)
+
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._gradients.applied()
-        self._policy.after_step(self._gradients.channel.index)
+        self._policy.stepped(optimizer)
+        if optimizer is self._last_optimizer:
+            self._end_step(taken=not self._skip.skipped)
+
+    def _end_step(self, *, taken: bool) -> None:
+        self._steps += 1
+        self._policy.after_step(taken=taken)
+
+    def _watch_scaler(self) -> None:
+        """Where gradients stay local, one rank's scaler skips a step alone, and the optimizer's hooks never run: this rank
+        would fall behind the others by a step for good. GradScaler has no hooks, so its ``step`` is wrapped."""
+        step: Callable[..., Any] | None = getattr(self._scaler, "step", None)
+        if step is None:
+            return
+
+        def watched(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._steps
+            result = step(optimizer, *args, **kwargs)
+            if self._steps == before and unwrap_optimizer(optimizer) is self._last_optimizer:
+                self._end_step(taken=False)
+            return result
+
+        vars(self._scaler)["step"] = watched
 
     def _plan(self) -> None:
         """Let the autopilot take in the last step; once per transaction."""
@@ -172,3 +232,8 @@ class Attached:
         if self._autopilot is not None and index != self._planned_index and self._gradients.last is not None:
             self._planned_index = index
             self._autopilot.between_steps(self._gradients.last_scalars.get(SIGNAL, []))
+
+
+def _close_all(links: Sequence[Link]) -> None:
+    for link in links:
+        link.close()

@@ -102,6 +102,10 @@ class Hierarchical(Wrapper):
     def rounds(self) -> int | None:
         return None  # inside hosts and between them, and more of them than what is inside declares
 
+    def partitions(self, rank: int, world_size: int) -> Sequence[Partition]:
+        hosts = Hosts(self.ranks_per_host, rank, world_size)
+        return hosts.inside, hosts.between
+
     def exchange(self, x: Tensor, state: State, step: Step) -> Exchange:
         hosts = Hosts(self.ranks_per_host, step.rank, step.world_size)
         host_mean = yield AllReduce(x, partition=hosts.inside)

@@ -1,4 +1,4 @@
-"""Sparsifiers that estimate a threshold: slower than ``topk`` here and no better (docs/sparsifiers-thresholds.md)."""
+"""Sparsifiers that estimate a threshold: slower than ``topk`` here and no better (docs/explanation/sparsifiers.md)."""
 
 import importlib
 import pkgutil

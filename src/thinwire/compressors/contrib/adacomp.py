@@ -25,7 +25,7 @@ from thinwire.core import (
 from thinwire.core.blocks import from_blocks, to_blocks
 from thinwire.kernels import Selected
 
-_EXPECTED_PER_BIN = 10  # measured on a small transformer (docs/sparsifiers-thresholds.md); only estimates use it
+_EXPECTED_PER_BIN = 10  # measured on a small transformer; only estimates use it
 
 
 @register("adacomp")

@@ -95,11 +95,15 @@ class Blockwise(Compressor):
         if not x.numel():  # nothing to say, and some collectives stumble over empty messages
             return Exchanged(x, x.clone(), state)
         fmt, unit = self.format, step.unit
-        coder, aligned = FormatCoder(fmt), to_blocks(x, unit, fmt.block)
+        coder, aligned = self.coder(unit), to_blocks(x, unit, fmt.block)
         done = yield from sharded_mean(aligned, coder, fmt.block, state, step, stochastic=self.stochastic)
         assert done.residual is not None
         mean, residual = (from_blocks(one, unit, fmt.block) for one in (done.mean, done.residual))
         return Exchanged(mean, residual, state)
+
+    def coder(self, unit: UnitSpec) -> Coder:
+        """How the unit is written, aligned to blocks."""
+        return FormatCoder(self.format)
 
     @property
     def stochastic(self) -> bool:

@@ -13,7 +13,7 @@ from thinwire.core import Compressor, ConfigError, Exchange, Exchanged, Step, Un
 from thinwire.core.registry import compressor_class
 from thinwire.formats import wire_format
 
-_NAMED = ("bf16", "fp16", "fp8", "int8", "int4")
+_NAMED = ("bf16", "fp16", "fp8", "int8", "int4", "int2", "int1")
 VALUES = ("fp32", *_NAMED)
 LAPLACE = ("laplace4", "laplace8")
 

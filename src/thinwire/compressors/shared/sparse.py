@@ -15,7 +15,7 @@ from thinwire.core import Codec, ConfigError, Payload, PayloadError, Schedule, S
 from thinwire.formats import positions, wire_format
 from thinwire.kernels import Selected
 
-_PIPED = ("fp32", "fp16", "bf16", "fp8", "int8", "int4", "float4", "pot4", "flint4")
+_PIPED = ("fp32", "fp16", "bf16", "fp8", "int8", "int4", "int2", "int1", "float4", "pot4", "flint4")
 
 
 @dataclass(frozen=True, kw_only=True)

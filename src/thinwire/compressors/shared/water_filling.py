@@ -60,7 +60,7 @@ def _whole(shares: Tensor, budget: int, capacity: Tensor) -> Tensor:
         step = 1 if missing > 0 else -1
         open_layers = counts < capacity if step > 0 else counts > 0
         assert bool(open_layers.any()), f"{budget} blocks do not fit into a capacity of {int(capacity.sum())}"
-        wish = torch.where(open_layers, step * (shares - counts), -torch.inf)
-        chosen = wish.sort(descending=True, stable=True).indices[: min(abs(missing), int(open_layers.sum()))]
+        wanted_more = torch.where(open_layers, step * (shares - counts), -torch.inf)
+        chosen = wanted_more.sort(descending=True, stable=True).indices[: min(abs(missing), int(open_layers.sum()))]
         counts[chosen] += step
     return counts

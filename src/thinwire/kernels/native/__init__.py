@@ -15,13 +15,15 @@ from thinwire.kernels.native.library import LEVELS, library
 from thinwire.kernels.native.plans import bank_plan, c_int64s, row_plan
 from thinwire.kernels.native.scratch import SCRATCH
 from thinwire.kernels.reference import SCATTER_ERROR
-from thinwire.kernels.types import Bits, Quantized, Selected
+from thinwire.kernels.types import Bits, Coarse, Quantized, Selected
 
 __all__ = [
     "NAME",
     "aged_adamw",
     "all_finite",
     "bank_topk",
+    "coarse_decode",
+    "coarse_encode",
     "compensate",
     "count_ages",
     "crc32",
@@ -195,6 +197,24 @@ def int4_decode(codes: Tensor, scales: Tensor, block: int, weight: float, out: T
     """See `reference.int4_decode`."""
     sizes = out.numel(), block
     library().tw_int4_decode(codes.data_ptr(), scales.data_ptr(), *sizes, weight, accumulate, out.data_ptr())
+
+
+def coarse_encode(bits: Coarse, grad: Tensor, residual: Tensor | None, block: int, out: Tensor) -> Quantized:
+    """See `reference.coarse_encode`."""
+    numel = grad.numel()
+    codes = memory.empty(-(-numel * bits // 8), torch.uint8)
+    scales = memory.empty(-(-numel // block), torch.bfloat16)
+    pointers = grad.data_ptr(), _pointer(residual), out.data_ptr()
+    finite = library().tw_coarse_encode(bits, *pointers, numel, block, codes.data_ptr(), scales.data_ptr())
+    return Quantized(codes, scales, out, bool(finite))
+
+
+def coarse_decode(
+    bits: Coarse, codes: Tensor, scales: Tensor, block: int, weight: float, out: Tensor, accumulate: bool
+) -> None:
+    """See `reference.coarse_decode`."""
+    sizes = out.numel(), block
+    library().tw_coarse_decode(bits, codes.data_ptr(), scales.data_ptr(), *sizes, weight, accumulate, out.data_ptr())
 
 
 def encode_rows(bits: Bits, grad: Tensor, residual: Tensor | None, block: int, messages: Tensor, out: Tensor) -> bool:

@@ -73,17 +73,33 @@ EXPORT void tw_int4_decode(const uint8_t *codes, const uint16_t *scales, int64_t
     active->int4_decode(codes, scales, n, block, weight, accumulate, out);
 }
 
+EXPORT int tw_coarse_encode(int bits, const float *grad, const float *residual, float *out, int64_t n, int64_t block,
+                            uint8_t *codes, uint16_t *scales) {
+    return active->coarse_encode(bits, grad, residual, out, n, block, codes, scales);
+}
+
+EXPORT void tw_coarse_decode(int bits, const uint8_t *codes, const uint16_t *scales, int64_t n, int64_t block,
+                             float weight, int accumulate, float *out) {
+    active->coarse_decode(bits, codes, scales, n, block, weight, accumulate, out);
+}
+
 /* Rows of a message matrix: the codes of n values, then their scales. n is a whole number of blocks. */
-static int64_t code_bytes(int bits, int64_t n) { return bits == 8 ? n : n / 2; }
+static int64_t code_bytes(int bits, int64_t n) { return n * bits / 8; }
+
+static int encode_row(int bits, const float *grad, const float *residual, float *out, int64_t n, int64_t block,
+                      uint8_t *row) {
+    void *scales = row + code_bytes(bits, n);
+    if (bits == 8) return active->int8_encode(grad, residual, out, n, block, (int8_t *)row, scales);
+    if (bits == 4) return active->int4_encode(grad, residual, out, n, block, row, scales);
+    return active->coarse_encode(bits, grad, residual, out, n, block, row, scales);
+}
 
 EXPORT int tw_encode_rows(int bits, const float *grad, const float *residual, float *out, int64_t rows, int64_t n,
                           int64_t block, uint8_t *messages, int64_t stride) {
     int finite = 1;
     for (int64_t r = 0; r < rows; r++, grad += n, out += n, messages += stride) {
         const float *old = residual ? residual + r * n : NULL;
-        uint8_t *scales = messages + code_bytes(bits, n);
-        finite &= bits == 8 ? active->int8_encode(grad, old, out, n, block, (int8_t *)messages, (float *)scales)
-                            : active->int4_encode(grad, old, out, n, block, messages, (uint16_t *)scales);
+        finite &= encode_row(bits, grad, old, out, n, block, messages);
     }
     return finite;
 }
@@ -91,12 +107,15 @@ EXPORT int tw_encode_rows(int bits, const float *grad, const float *residual, fl
 /* n values of a row, from value number `first` of its `length` on. */
 static void decode_part(int bits, const uint8_t *row, int64_t length, int64_t first, int64_t n, int64_t block,
                         float weight, int accumulate, float *out) {
-    const uint8_t *codes = row + code_bytes(bits, first), *scales = row + code_bytes(bits, length);
+    const uint8_t *codes = row + code_bytes(bits, first);
+    const void *scales = row + code_bytes(bits, length);
     int64_t blocks = first / block;
     if (bits == 8)
         active->int8_decode((const int8_t *)codes, (const float *)scales + blocks, n, block, weight, accumulate, out);
-    else
+    else if (bits == 4)
         active->int4_decode(codes, (const uint16_t *)scales + blocks, n, block, weight, accumulate, out);
+    else
+        active->coarse_decode(bits, codes, (const uint16_t *)scales + blocks, n, block, weight, accumulate, out);
 }
 
 EXPORT void tw_decode_rows(int bits, const uint8_t *messages, int64_t rows, int64_t stride, int64_t n, int64_t block,

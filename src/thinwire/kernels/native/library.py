@@ -20,6 +20,8 @@ _SIGNATURES: dict[str, tuple[_CType | None, Sequence[_CType]]] = {
     "tw_int8_decode": (None, [c_void_p] * 2 + [c_int64] * 2 + [c_float, c_int, c_void_p]),
     "tw_int4_encode": (c_int, [c_void_p] * 3 + [c_int64] * 2 + [c_void_p] * 2),
     "tw_int4_decode": (None, [c_void_p] * 2 + [c_int64] * 2 + [c_float, c_int, c_void_p]),
+    "tw_coarse_encode": (c_int, [c_int, *[c_void_p] * 3, *[c_int64] * 2, *[c_void_p] * 2]),
+    "tw_coarse_decode": (None, [c_int, *[c_void_p] * 2, *[c_int64] * 2, c_float, c_int, c_void_p]),
     "tw_encode_rows": (c_int, [c_int] + [c_void_p] * 3 + [c_int64] * 3 + [c_void_p, c_int64]),
     "tw_decode_rows": (None, [c_int, c_void_p, *[c_int64] * 4, c_void_p]),
     "tw_sum_rows": (None, [c_int, c_void_p, *[c_int64] * 4, c_float, c_void_p]),

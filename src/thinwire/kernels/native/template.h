@@ -8,6 +8,8 @@
 #include "bank.h"
 #include "measure.h"
 #include "quantize.h"
+
+#include "coarse.h"
 #include "scatter.h"
 
 const tw_kernels TW_TABLE = {
@@ -19,6 +21,8 @@ const tw_kernels TW_TABLE = {
     .int8_decode = int8_decode,
     .int4_encode = int4_encode,
     .int4_decode = int4_decode,
+    .coarse_encode = coarse_encode,
+    .coarse_decode = coarse_decode,
     .segment_amax = segment_amax,
     .segment_moments = segment_moments,
     .scatter_sorted = scatter_sorted,

@@ -51,6 +51,10 @@ typedef struct {
                        uint16_t *scales);
     void (*int4_decode)(const uint8_t *codes, const uint16_t *scales, int64_t n, int64_t block, float weight,
                         int accumulate, float *out);
+    int (*coarse_encode)(int bits, const float *grad, const float *residual, float *out, int64_t n, int64_t block,
+                         uint8_t *codes, uint16_t *scales);
+    void (*coarse_decode)(int bits, const uint8_t *codes, const uint16_t *scales, int64_t n, int64_t block,
+                          float weight, int accumulate, float *out);
     void (*segment_amax)(const float *x, int64_t segments, const int64_t *offsets, float *amax);
     void (*segment_moments)(const float *x, int64_t segments, const int64_t *offsets, double *sums, double *squares);
     int64_t (*scatter_sorted)(int64_t payloads, const float *const *values, const int32_t *const *indices,

@@ -1,6 +1,7 @@
 /* Vectors of 8 for the kernel templates, on AVX2. */
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 #define W 8
 typedef __m256 vf;
@@ -56,6 +57,30 @@ static inline void v_compress(float *p, vm m, vf x) {
 }
 static inline void vi_compress(int32_t *p, vm m, vi x) {
     _mm256_storeu_si256((__m256i *)p, _mm256_permutevar8x32_epi32(x, vm_packing(m)));
+}
+
+static inline vf v_abs(vf x) { return _mm256_castsi256_ps(v_magnitude(x)); }
+static inline vf v_signed_like(vf magnitude, vf x) {
+    return _mm256_or_ps(magnitude, _mm256_and_ps(x, _mm256_castsi256_ps(vi_set1(INT32_MIN))));
+}
+static inline unsigned v_sign_bits(vf x) { return (unsigned)_mm256_movemask_ps(x); }
+/* The sum of 16 lanes, each taking the one 8, then 4, 2 and 1 further on. */
+static inline float fold_16(const vf *lanes) {
+    vf eight = v_add(lanes[0], lanes[1]);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+static inline uint64_t at_even_bits(uint32_t bits) { return _pdep_u64(bits, 0x5555555555555555ull); }
+/* `table` has its four values once in every quarter: an index reads only its lowest two bits. */
+static inline vf v_load_int2(const uint8_t *p, vf table) {
+    uint16_t codes;
+    memcpy(&codes, p, sizeof codes);
+    return _mm256_permutevar_ps(table, _mm256_srlv_epi32(vi_set1(codes), _mm256_slli_epi32(vi_iota(), 1)));
+}
+static inline vf v_load_int1(const uint8_t *codes, int64_t i, vf positive) {
+    vi signs = _mm256_sllv_epi32(vi_set1(codes[i / 8]), _mm256_sub_epi32(vi_set1(31), vi_iota()));
+    return _mm256_xor_ps(positive, _mm256_castsi256_ps(_mm256_and_si256(signs, vi_set1(INT32_MIN))));
 }
 
 static inline void v_store_int8(int8_t *p, vf x) {

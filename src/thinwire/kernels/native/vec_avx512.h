@@ -1,6 +1,7 @@
 /* Vectors of 16 for the kernel templates, on AVX-512. */
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 #define W 16
 typedef __m512 vf;
@@ -43,6 +44,31 @@ static inline vf v_zero_where(vm m, vf x) { return _mm512_maskz_mov_ps((vm)~m, x
 /* Compressing in a register and storing all of it: compress-to-memory is microcoded on some AVX-512 processors. */
 static inline void v_compress(float *p, vm m, vf x) { _mm512_storeu_ps(p, _mm512_maskz_compress_ps(m, x)); }
 static inline void vi_compress(int32_t *p, vm m, vi x) { _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(m, x)); }
+
+static inline vf v_abs(vf x) { return _mm512_castsi512_ps(v_magnitude(x)); }
+static inline vf v_signed_like(vf magnitude, vf x) {
+    return _mm512_or_ps(magnitude, _mm512_and_ps(x, _mm512_castsi512_ps(vi_set1(INT32_MIN))));
+}
+static inline unsigned v_sign_bits(vf x) { return _mm512_movepi32_mask(_mm512_castps_si512(x)); }
+/* The sum of 16 lanes, each taking the one 8, then 4, 2 and 1 further on. */
+static inline float fold_16(const vf *lanes) {
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(lanes[0]), _mm512_extractf32x8_ps(lanes[0], 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+static inline uint64_t at_even_bits(uint32_t bits) { return _pdep_u64(bits, 0x5555555555555555ull); }
+/* `table` has its four values once in every quarter: an index reads only its lowest two bits. */
+static inline vf v_load_int2(const uint8_t *p, vf table) {
+    int32_t codes;
+    memcpy(&codes, p, sizeof codes);
+    return _mm512_permutevar_ps(table, _mm512_srlv_epi32(vi_set1(codes), _mm512_slli_epi32(vi_iota(), 1)));
+}
+static inline vf v_load_int1(const uint8_t *codes, int64_t i, vf positive) {
+    vm negative;
+    memcpy(&negative, codes + i / 8, sizeof negative);
+    return _mm512_mask_xor_ps(positive, negative, positive, _mm512_castsi512_ps(vi_set1(INT32_MIN)));
+}
 
 static inline void v_store_int8(int8_t *p, vf x) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));

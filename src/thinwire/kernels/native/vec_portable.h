@@ -71,6 +71,32 @@ static inline vf v_rint(vf x) {
 static inline void v_compress(float *p, vm m, vf x) { EACH { *p = x[lane]; p -= m[lane]; } }
 static inline void vi_compress(int32_t *p, vm m, vi x) { EACH { *p = x[lane]; p -= m[lane]; } }
 
+static inline vf v_abs(vf x) { return (vf)v_magnitude(x); }
+static inline vf v_signed_like(vf magnitude, vf x) { return (vf)((vi)magnitude | ((vi)x & INT32_MIN)); }
+static inline unsigned v_sign_bits(vf x) { return vm_bits((vi)x >> 31); }
+/* The sum of 16 lanes, each taking the one 8, then 4, 2 and 1 further on. */
+static inline float fold_16(const vf *lanes) {
+    vf four = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+static inline uint64_t at_even_bits(uint32_t bits) {
+    uint64_t x = bits;
+    x = (x | x << 16) & 0x0000FFFF0000FFFFull;
+    x = (x | x << 8) & 0x00FF00FF00FF00FFull;
+    x = (x | x << 4) & 0x0F0F0F0F0F0F0F0Full;
+    x = (x | x << 2) & 0x3333333333333333ull;
+    return (x | x << 1) & 0x5555555555555555ull;
+}
+static inline vf v_load_int2(const uint8_t *p, vf table) {
+    return (vf){table[*p & 3], table[*p >> 2 & 3], table[*p >> 4 & 3], table[*p >> 6]};
+}
+/* A vector is half a byte here. */
+static inline vf v_load_int1(const uint8_t *codes, int64_t i, vf positive) {
+    const vi one_bit_each = {1, 2, 4, 8};
+    vi negative = (vi_set1(codes[i / 8] >> i % 8) & one_bit_each) == one_bit_each;
+    return (vf)((vi)positive ^ (negative & INT32_MIN));
+}
+
 static inline void v_store_int8(int8_t *p, vf x) {
     v_int8 codes = __builtin_convertvector(__builtin_convertvector(x, vi), v_int8);
     memcpy(p, &codes, sizeof codes);

@@ -146,9 +146,7 @@ def _seconds_card(contest: Contest) -> str:
     rows = [_seconds_row(run) for run in contest.runs if run.mean_per_step("wait_s") is not None]
     if not rows:
         return ""
-    note = (
-        "Mean milliseconds per step. Only the first is time in which training stood still; the rest overlaps with it."
-    )
+    note = "Mean milliseconds per step. Only the first is time in which training waited; the rest overlaps with it."
     table = _table(["run", *(title for _, title in SECONDS)], rows)
     return f'<div class="card"><h3>thinwire\'s account</h3><p class="note">{note}</p>{table}</div>'
 
