@@ -1,7 +1,7 @@
 """Copies tensors into shared memory while training goes on.
 
 Between two optimizer steps weights and optimizer state do not change, so a thread may copy them during forward and backward;
-everything joins before the next step. Whoever changes them otherwise in that time is noticed by the version counters that
+everything joins before the next step. A change by anything else in that time shows in the version counters that
 torch keeps: the snapshot is dropped then, never half old and half new.
 """
 
