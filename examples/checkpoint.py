@@ -39,6 +39,8 @@ def main() -> None:
             checkpoints.maybe_save(step + 1)  # every step a point of the log, every 50th a full checkpoint
             if (step + 1) % 50 == 0 or step + 1 == options.steps:
                 print(f"step {step + 1}: loss {loss.item():.3f}")
+        if start >= options.steps:
+            print("nothing left to do: no loss to show; give another directory or more steps")
 
 
 if __name__ == "__main__":
