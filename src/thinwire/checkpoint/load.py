@@ -22,7 +22,7 @@ REPLICATED, LOCAL = "replicated", "local"
 
 
 def share_of(sizes: Mapping[str, int], rank: int, world_size: int) -> list[str]:
-    """The tensors of replicated state that a rank writes: the largest first, always to the rank that has least."""
+    """The tensors of replicated state that a rank writes: the largest first, each to the rank that has least."""
     loads, mine = [0] * world_size, []
     for name in sorted(sizes, key=lambda one: (-sizes[one], one)):
         lightest = loads.index(min(loads))

@@ -170,7 +170,7 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
-        os.nice(5)  # the training goes first
+        os.nice(5)  # training goes first
     channel = socket.socket(fileno=int(fd))
     Writer(channel, directory).run()
 

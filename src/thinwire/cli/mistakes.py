@@ -23,6 +23,8 @@ class Commands(TyperGroup):
         """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
+        except (typer.Exit, typer.Abort):
+            raise
         except _UsageError as error:
             words = " ".join(error.format_message().split())
             said = f"{words} See: {error.ctx.command_path if error.ctx else 'thinwire'} --help"

@@ -6,6 +6,7 @@ Only collectives that both backends have, on dtypes that both have, are used; ev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
@@ -80,7 +81,8 @@ class TorchDistTransport:
             if part is not None:
                 part.close()
         for group in self._owned:
-            if dist.is_initialized():
+            # Those of a job that was torn down as a whole are gone already.
+            with suppress(ValueError, AssertionError):
                 dist.destroy_process_group(group)
         self._owned, self._parts = [], {}
 
