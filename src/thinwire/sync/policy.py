@@ -78,7 +78,8 @@ class Bound:
     def check_state(self, state: Mapping[str, Any] | None) -> None:
         """Raise CheckpointError unless this is a state of the same policy on the same model. Changes nothing."""
         if state is not None:
-            raise CheckpointError(f"the checkpoint's sync is {state.get('policy')!r}, expected 'every_step'")
+            found = state.get("policy") if isinstance(state, Mapping) else state
+            raise CheckpointError(f"the checkpoint's sync is {found!r:.80}, expected 'every_step'")
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on where a state that was checked has been taken."""

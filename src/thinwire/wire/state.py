@@ -119,7 +119,8 @@ def _read_head(state: Any, expected: Mapping[str, Any]) -> _Head:
                 f"the checkpoint's {key} is {getattr(head, key)!r}, expected {value!r}; load the state that this rank "
                 "saved under the same settings, or start without one (residuals then begin at zero)"
             )
-    missing = [key for key in _OF_CHANNEL if key not in state]
+    needed = (*_OF_CHANNEL, _SYNC) if head.version >= 5 else _OF_CHANNEL
+    missing = [key for key in needed if key not in state]
     if missing:
         raise CheckpointError(f"the checkpoint lacks {missing}; {_REMEDY}")
     return head
