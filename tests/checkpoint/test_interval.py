@@ -15,11 +15,12 @@ from thinwire.checkpoint.interval import (
     flush_bytes,
     full_interval_steps,
     log_batch_steps,
-    partition,
 )  # fmt: skip
 from thinwire.core import ConfigError
 
-DISK = Measured(step_s=0.5, full_s=0.05, write_s=2.0, total_bytes=240_000_000, sync_s=0.01, replay_step_s=0.1)
+DISK = Measured(
+    step_s=0.5, full_s=0.05, write_s=2.0, total_bytes=240_000_000, sync_s=0.01, replay_step_s=0.1, chunk_s=1e-3
+)
 
 
 def test_flush_size_of_the_paper() -> None:
@@ -30,14 +31,6 @@ def test_flush_size_of_the_paper() -> None:
 def test_young_without_a_log() -> None:
     assert full_interval_steps(2.0, 3600.0, 0.5, 0.5) == pytest.approx((2 * 2.0 * 3600.0) ** 0.5 / 0.5)
     assert log_batch_steps(0.02, 3600.0, 0.5) == pytest.approx(24.0)
-
-
-def test_gaps_get_what_fits_them() -> None:
-    pieces = partition(1000, [1.0, 1.0], [3.0, 5.0])
-    assert pieces == [100, 100, 300, 500]
-    assert sum(partition(999_983, [0.1, 0.07], [0.3])) == 999_983
-    assert partition(10, [0.0], [0.0]) == [10, 0]
-    assert partition(10, [], []) == []
 
 
 @pytest.mark.parametrize("log", [False, True])

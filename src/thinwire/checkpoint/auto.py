@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+import zlib
 from statistics import median
 from typing import Any
 
 from thinwire.checkpoint.interval import Intervals, Measured, choose
 from thinwire.checkpoint.ranks import Ranks
+from thinwire.checkpoint.sealed import CHUNK_BYTES
 
 WARMUP = 10  # steps that are not timed: allocations, compilation, a planner's own measurements
 TIMED = 10  # steps without a checkpoint
@@ -75,8 +77,15 @@ class Tuner:
         added_s = max(sum(took - plain_s for took in self._beside), 0.01 * plain_s)
         numbers = ranks.largest(
             plain_s, added_s, written.get("seconds", _MOST * plain_s), written.get("bytes", 0),
-            median(self._syncs) if self._syncs else 0.0, median(self._optimizer) if self._optimizer else plain_s,
+            median(self._syncs) if self._syncs else 0.0, median(self._optimizer) if self._optimizer else plain_s, _chunk_s(),
         )  # fmt: skip
-        step_s, full_s, write_s, total_bytes, sync_s, replay_step_s = numbers
-        measured = Measured(step_s, full_s, write_s, int(total_bytes), sync_s, replay_step_s)
+        step_s, full_s, write_s, total_bytes, sync_s, replay_step_s, chunk_s = numbers
+        measured = Measured(step_s, full_s, write_s, int(total_bytes), sync_s, replay_step_s, chunk_s)
         return choose(measured, max_overhead=self._max_overhead, mtbf_s=self._mtbf_s, log=self._log)
+
+
+def _chunk_s() -> float:
+    chunk = bytes(CHUNK_BYTES)
+    started_s = time.perf_counter()
+    zlib.crc32(chunk)
+    return time.perf_counter() - started_s

@@ -1,7 +1,7 @@
 """Copies tensors into shared memory while training goes on.
 
 Between two optimizer steps weights and optimizer state do not change, so a thread may copy them during forward and backward;
-everything joins before the next step. Whoever changes them otherwise in that time is noticed by the version counters that
+everything joins before the next step. A change by anything else in that time shows in the version counters that
 torch keeps: the snapshot is dropped then, never half old and half new.
 """
 
@@ -20,9 +20,6 @@ from thinwire.checkpoint.arena import Arena
 from thinwire.checkpoint.tensors import Layout, lay_out
 from thinwire.checkpoint.tree import CODES, DTYPES
 
-PIECE_BYTES = 8 << 20  # copied at a time, so that a gate can stop the copy in between
-Pace = Callable[[int], None]  # told how many bytes come next; may wait
-
 
 def layout_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Layout:
     """A file that holds these tensors."""
@@ -30,7 +27,7 @@ def layout_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Lay
 
 
 @torch.no_grad()
-def fill(target: memoryview, layout: Layout, tensors: Mapping[str, Tensor], pace: Pace | None = None) -> None:
+def fill(target: memoryview, layout: Layout, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors to their places. Plain copies of memory where that is possible: torch would start threads of its own."""
     whole = torch.frombuffer(target, dtype=torch.uint8)
     base = whole.data_ptr()
@@ -39,12 +36,7 @@ def fill(target: memoryview, layout: Layout, tensors: Mapping[str, Tensor], pace
         if entry.size == 0:
             continue
         if tensor.device.type == "cpu" and tensor.is_contiguous():
-            start = tensor.data_ptr()
-            for done in range(0, entry.size, PIECE_BYTES):
-                size = min(PIECE_BYTES, entry.size - done)
-                if pace is not None:
-                    pace(size)
-                ctypes.memmove(base + entry.start + done, start + done, size)
+            ctypes.memmove(base + entry.start, tensor.data_ptr(), entry.size)
         else:
             place = whole[entry.start : entry.start + entry.size].view(DTYPES[entry.dtype]).view(entry.shape)
             place.copy_(tensor)
@@ -56,7 +48,6 @@ class Copy:
     Args:
         now: names of tensors that change before the next optimizer step; copied before this returns.
         then: called in the copying thread when everything is in place.
-        pace: slows the copying down to fit gaps.
     """
 
     def __init__(
@@ -66,7 +57,6 @@ class Copy:
         tensors: Mapping[str, Tensor],
         now: Sequence[str],
         then: Callable[[], None],
-        pace: Pace | None = None,
     ) -> None:
         self._view = memoryview(arena.map)
         self._view[: len(layout.header)] = layout.header
@@ -74,7 +64,7 @@ class Copy:
         chosen = set(now)
         self._later = {name: tensor for name, tensor in tensors.items() if name not in chosen}
         self._versions = [tensor._version for tensor in self._later.values()]
-        self._layout, self._then, self._pace = layout, then, pace
+        self._layout, self._then = layout, then
         self._thread: threading.Thread | None = None
         self.error: str = ""
 
@@ -85,7 +75,7 @@ class Copy:
 
     def run(self) -> None:
         """Copy at once."""
-        self._copy(None)
+        self._copy()
 
     def join(self) -> str:
         """Wait for the end; why the snapshot was dropped, if it was."""
@@ -98,12 +88,12 @@ class Copy:
         with suppress(OSError, AttributeError):  # on Linux each thread has a priority of its own: training goes first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         try:
-            self._copy(self._pace)
+            self._copy()
         except Exception as error:  # the training thread must hear of it, and go on
             self.error = f"{type(error).__name__}: {error}"
 
-    def _copy(self, pace: Pace | None) -> None:
-        fill(self._view, self._layout, self._later, pace)
+    def _copy(self) -> None:
+        fill(self._view, self._layout, self._later)
         changed = [
             name
             for (name, tensor), version in zip(self._later.items(), self._versions, strict=True)

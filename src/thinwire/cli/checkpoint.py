@@ -59,7 +59,8 @@ def verify(directory: Directory, as_json: AsJson = False) -> None:
     else:
         _print(rows, False, ("name", "kind", "state", "detail"))
         Console().print(Text("nothing can be restored" if newest is None else f"newest point: step {newest}"))
-    raise typer.Exit(DAMAGED_STATUS if any(one.damage for one in findings) else 0)
+    if any(one.damage for one in findings):
+        raise typer.Exit(DAMAGED_STATUS)
 
 
 @app.command("inspect")
