@@ -29,7 +29,7 @@ docs: setup  ## regenerate what is made from code and results, then build the si
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Tests in one process run two at a time; those that start ranks and labs have the machine to themselves.
-test: setup  ## run all tests (under 12 minutes on two cores)
+test: setup  ## run all tests (about 15 minutes on two cores)
 	$(BIN)/python -m pytest -n 2 tests/checkpoint tests/contract tests/docs tests/sim tests/surface tests/unit
 	$(BIN)/python -m pytest tests/gloo tests/lab
 
