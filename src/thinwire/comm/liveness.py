@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 _BEAT_S = 1.0
 _FEWEST_BEATS = 3  # before silence means anything
 _ARRIVAL_POLL_S = 0.05
+_FIRST_POLL_S = 0.001  # ranks mostly arrive together; each further look waits twice as long
 
 
 class Liveness:
@@ -86,7 +87,7 @@ class Liveness:
         keys = {rank: f"thinwire/{what}/{name}" for rank, name in enumerate(self._ranks)}
         self._store.set(keys[self._rank], b"here")
         deadline_s = time.monotonic() + self.silence_s
-        absent = list(keys)
+        absent, poll_s = list(keys), _FIRST_POLL_S
         while absent := [rank for rank in absent if not self._store.check([keys[rank]])]:
             if time.monotonic() > deadline_s:
                 names = ", ".join(map(str, absent))
@@ -94,7 +95,8 @@ class Liveness:
                     f"rank {names} did not call attach() within {self.silence_s:g} s. All ranks must call it at the same "
                     "point; look at the log of that rank, or raise timeout_s if it only takes longer to get there"
                 )
-            time.sleep(_ARRIVAL_POLL_S)
+            time.sleep(poll_s)
+            poll_s = min(2 * poll_s, _ARRIVAL_POLL_S)
 
     def close(self) -> None:
         """End the signs of life: for the others this rank is gone."""
